@@ -1,0 +1,38 @@
+"""Every error of the project, as a tree.
+
+    TwiceshyError
+    ├── UsageError            bad input on the command line or in a file: one line, exit code 2
+    ├── NotFound              no such run or step
+    ├── Held                  another attempt has the run (exit code 75)
+    ├── NotNow                the run or step is not in the state that the verb needs
+    ├── DatabaseAway          Postgres cannot be reached: nothing was sent, nothing was written
+    └── Unreadable            a journal row cannot be understood: fail closed
+"""
+
+
+class TwiceshyError(Exception):
+    """Base. The message is for the person who reads it: what happened, which run and step, what to do."""
+
+
+class UsageError(TwiceshyError):
+    """Bad input: one line on standard error and exit code 2."""
+
+
+class NotFound(TwiceshyError):
+    """The run or step that was named does not exist."""
+
+
+class Held(TwiceshyError):
+    """Another attempt has the run: its lease has not run out and its process is not proved dead."""
+
+
+class NotNow(TwiceshyError):
+    """The verb does not apply to the run or step as it stands."""
+
+
+class DatabaseAway(TwiceshyError):
+    """Postgres cannot be reached. Nothing was sent and nothing was written."""
+
+
+class Unreadable(TwiceshyError):
+    """A row of the journal cannot be understood. It is never taken for 'not there'."""

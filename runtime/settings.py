@@ -1,0 +1,86 @@
+"""Every setting, in one class: ``twiceshy.toml`` < ``TWICESHY_*`` in the environment < flags.
+
+The file is looked for from the working folder upwards, or named by ``TWICESHY_CONFIG``. Unknown names
+are an error. ``twiceshy env`` and the docs print the help texts below.
+"""
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from runtime.errors import UsageError
+
+
+class Settings(BaseModel):
+    """All settings with their defaults. Durations in seconds, sizes in bytes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    mode: Literal["durable", "journal", "naive"] = Field(
+        "durable",
+        description="durable; for comparison only: journal (no keys, an unknown outcome is sent again), naive (forward only)",
+    )
+    unidentified: Literal["refuse", "pass"] = Field("refuse", description="what becomes of requests that name no run")
+    lease: float = Field(30.0, gt=0, description="how long an attempt or a sidecar is believed alive unheard of; renewed each third")
+    connect_timeout: float = Field(10.0, gt=0, description="to connect to an upstream")
+    first_byte_timeout: float = Field(900.0, gt=0, description="from the request's last byte to the answer's head")
+    silence_timeout: float = Field(300.0, gt=0, description="between two pieces of an answer's body")
+    exchange_timeout: float = Field(7200.0, gt=0, description="for a whole exchange")
+    record_wait: float = Field(60.0, gt=0, description="how long an answer's end is held back for its record")
+    database_wait: float = Field(20.0, gt=0, description="how long a request is held while Postgres is away")
+    resend: int = Field(2, ge=0, description="how often the sidecar itself sends again after a network failure (never at_most_once)")
+    request_body_max: int = Field(64 << 20, gt=0, description="largest request body")
+    memory_body: int = Field(1 << 20, gt=0, description="an answer's body beyond this goes through a file and into pieces")
+    index_body: int = Field(16 << 10, ge=0, description="an answer's body up to this is kept with the run's index in memory")
+    client_buffer: int = Field(256 << 10, gt=0, description="how much of an answer may be on its way to one client")
+    record_memory: int = Field(256 << 20, gt=0, description="answers kept in memory while Postgres cannot record them")
+    max_attempts: int = Field(5, gt=0, description="consecutive attempts that die or fail without a new step")
+    idle_timeout: float = Field(3600.0, gt=0, description="an attempt without a launcher ends after this long without a request")
+    poll: float = Field(1.0, gt=0, description="how often the database is asked for what may have changed")
+    drain: float = Field(10.0, ge=0, description="how long a stopping sidecar waits for its exchanges")
+    extra_ca: str | None = Field(None, description="file of further CA certificates for upstreams")
+    deny_private: bool = Field(False, description="refuse private addresses as upstreams (link-local and metadata always are)")
+    route: list[dict[str, Any]] = Field(default_factory=list, description="[[route]] tables, see the rules chapter")
+
+
+def config_file(start: Path | None = None) -> Path | None:
+    """The rule file that holds: TWICESHY_CONFIG, else the nearest twiceshy.toml upwards, else None."""
+    named = os.environ.get("TWICESHY_CONFIG")
+    if named:
+        if not Path(named).is_file():
+            raise UsageError(f"TWICESHY_CONFIG names {named}, which is no file")
+        return Path(named).resolve()
+    here = (start or Path.cwd()).resolve()
+    for folder in (here, *here.parents):
+        if (folder / "twiceshy.toml").is_file():
+            return folder / "twiceshy.toml"
+    return None
+
+
+#: TWICESHY_* names that are not settings: they place and identify.
+NOT_SETTINGS = frozenset({"TWICESHY_CONFIG", "TWICESHY_HOME", "TWICESHY_RUN", "TWICESHY_TOKEN", "TWICESHY_CA_FILE"})
+
+
+def load(flags: dict[str, Any] | None = None, start: Path | None = None) -> Settings:
+    """Read file, environment and *flags* (later wins). Raises UsageError with one line that says where."""
+    values: dict[str, Any] = {}
+    path = config_file(start)
+    if path is not None:
+        try:
+            values.update(tomllib.loads(path.read_text("utf-8")))
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{path}: {error}") from error
+    for name, text in os.environ.items():
+        if name.startswith("TWICESHY_") and name not in NOT_SETTINGS and name != "TWICESHY_FAILPOINT":
+            values[name.removeprefix("TWICESHY_").lower()] = text
+    values.update({name: value for name, value in (flags or {}).items() if value is not None})
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        origin = f"TWICESHY_{where.upper()}" if f"TWICESHY_{where.upper()}" in os.environ else str(path or "flags")
+        raise UsageError(f"{origin}: setting {where!r}: {first['msg']} (got {first.get('input')!r})") from error
