@@ -1,0 +1,178 @@
+"""What a sidecar knows of a run: its steps, their answers, and what the current attempt has had. Pure.
+
+A ``Tape`` is built from the journal's rows when an attempt first speaks and is kept in step with what the
+sidecar writes. It holds no I/O: ``proxy.exchange`` decides on it, the shells tell it what happened.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from uuid import UUID
+
+from runtime.entries import AnswerRow, StepFacts, TapeRows
+from runtime.step import Effect, Finality, State
+
+
+class Where(StrEnum):
+    """Where the exchange of a step under way is."""
+
+    NOWHERE = "nowhere"  # none is under way, or nobody alive has it
+    HERE = "here"  # a task of this sidecar has it
+    ELSEWHERE = "elsewhere"  # another live sidecar has it
+
+
+class Part(StrEnum):
+    """What a step was to an attempt."""
+
+    LIVE = "live"
+    REPLAYED = "replayed"
+    JOINED = "joined"
+
+
+@dataclass(slots=True)
+class Step:
+    """One step of the run. ``state`` None: not journalled (new, or a read under way)."""
+
+    facts: StepFacts
+    state: State | None = None
+    begun: int = 0
+    first_sent_at: float = 0.0  # seconds, the database's clock
+    exchange: UUID | None = None
+    where: Where = Where.NOWHERE
+    place: int = 0
+    answers: list[AnswerRow] = field(default_factory=list)
+    # Of the current attempt:
+    claimed: bool = False  # a request of this attempt was taken for this step
+    had: int = 0  # answers delivered whole to this attempt
+    clients: int = 0  # clients attached now
+    lost: bool = False  # the last client went away before its answer was delivered whole
+
+    @property
+    def key(self) -> str:
+        return self.facts.key
+
+    @property
+    def effect(self) -> Effect:
+        return self.facts.effect
+
+    @property
+    def last(self) -> AnswerRow | None:
+        return self.answers[-1] if self.answers else None
+
+    @property
+    def open(self) -> bool:
+        """The last answer that this attempt had was not final, so an equal request asks for this step again."""
+        return (
+            self.claimed
+            and self.clients == 0
+            and 0 < self.had <= len(self.answers)
+            and self.answers[self.had - 1].facts.finality is not Finality.FINAL
+        )
+
+
+@dataclass(slots=True)
+class Tape:
+    """A run in the memory of its sidecar, for one attempt."""
+
+    attempt: int
+    last_failed_barren: bool = False
+    steps: dict[str, Step] = field(default_factory=dict)
+    prints: dict[bytes, list[Step]] = field(default_factory=dict)
+    tokens: dict[bytes, str] = field(default_factory=dict)  # retry token (random key, invocation id) -> step key
+    parts: dict[str, Part] = field(default_factory=dict)
+    drift: int = 0
+    last_begun: int = 0  # the counter at which the latest step that is no read began
+    effect_answered: bool = False  # an effect was answered in this attempt
+    repeated: bool = False  # an LLM call or effect was asked again, one after the other, in this attempt
+    calls_saved: int = 0  # LLM calls that this attempt did not have to make
+    tokens_saved: int = 0
+
+    def add(self, step: Step) -> Step:
+        self.steps[step.key] = step
+        if not step.facts.explicit:
+            same = self.prints.setdefault(step.facts.fingerprint, [])
+            same.append(step)
+            same.sort(key=lambda other: other.facts.occurrence)
+        return step
+
+    def equals(self, fingerprint: bytes) -> list[Step]:
+        """The steps named by *fingerprint*, by occurrence."""
+        return self.prints.get(fingerprint, [])
+
+    def mine(self, fingerprint: bytes) -> Iterator[Step]:
+        """Those of ``equals`` that this attempt has asked for."""
+        return (step for step in self.equals(fingerprint) if step.claimed)
+
+    # ---- what happened, told by the shells
+
+    def attach(self, step: Step, part: Part) -> None:
+        """A client of this attempt is served by *step*."""
+        step.claimed = True
+        step.lost = False
+        step.clients += 1
+        self.parts.setdefault(step.key, part)
+
+    def detach(self, step: Step, n: int, *, delivered: bool) -> None:
+        """A client of *step* ended. *n*: the answer it was given; *delivered*: whole, acknowledged."""
+        step.clients -= 1
+        if delivered:
+            step.had = max(step.had, n + 1)
+            if step.effect.is_effect:
+                self.effect_answered = True
+        elif step.clients == 0:
+            step.lost = True
+
+    def undeliver(self, step: Step, n: int) -> None:
+        """A delivery that was counted was reset by the client before anything else began: its retry is due."""
+        if step.had == n + 1 and step.clients == 0:
+            step.had = n
+            step.lost = True
+
+    def began(self, step: Step, begun: int) -> None:
+        step.begun = step.begun or begun
+        if step.effect is not Effect.READ:
+            self.last_begun = max(self.last_begun, begun)
+
+    def record(self, step: Step, row: AnswerRow, state: State = State.ANSWERED) -> None:
+        """Answer *row* of *step* was committed at its place in the list."""
+        if row.n < len(step.answers):
+            step.answers[row.n] = row
+        else:
+            step.answers.append(row)
+        step.state = state
+        step.exchange = None
+        step.where = Where.NOWHERE
+
+    def unclaimed(self) -> int:
+        """How many answered steps that are no reads this attempt has not asked for."""
+        return sum(
+            1
+            for step in self.steps.values()
+            if not step.claimed and step.answers and step.effect is not Effect.READ
+        )
+
+
+def build(rows: TapeRows, here: frozenset[UUID] | set[UUID]) -> Tape:
+    """Make the tape of *rows* for the run's current attempt. *here*: exchanges that tasks of this sidecar have."""
+    tape = Tape(attempt=rows.attempt, last_failed_barren=rows.last_failed_barren)
+    for row in rows.steps:
+        where = Where.NOWHERE
+        if row.state is State.SENT and row.exchange is not None:
+            if row.exchange in here:
+                where = Where.HERE
+            elif not row.sidecar_dead:
+                where = Where.ELSEWHERE
+        step = tape.add(
+            Step(
+                facts=row.facts,
+                state=row.state,
+                begun=row.begun,
+                first_sent_at=row.first_sent_at.timestamp(),
+                exchange=row.exchange,
+                where=where,
+                place=row.place,
+                answers=list(row.answers),
+            )
+        )
+        tape.began(step, row.begun)
+    return tape
