@@ -1,0 +1,69 @@
+# Everything runs in $(VENV), which each target sets up when it is not there or the lock has changed.
+# What may be said: PYTHON=python3.12  VENV=.venv  WORKERS=2  ARGS="-k name" (for the tests)
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+VENV ?= .venv
+WORKERS ?= 2
+ARGS ?=
+LOCK_FLAGS ?=
+
+FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+ifndef PYTHON
+PYTHON := $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	"$$p" -c '$(FITS)' 2>/dev/null && { echo "$$p"; break; }; done)
+endif
+SERIES := $(if $(PYTHON),$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null))
+
+PY := $(VENV)/bin/python
+# The series is in the name, so that another PYTHON makes the environment anew.
+READY := $(VENV)/.ready-$(SERIES)
+
+.PHONY: help demo test check check-all bench format lock
+
+help: ## say what there is
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(READY) ## kill an agent and its sidecar at the worst moment, and see nothing happen twice
+	@$(PY) -m sandbox.demo
+
+test: $(READY) ## the tests (but those that take minutes)
+	$(PY) -m pytest -n $(WORKERS) $(ARGS)
+
+check: $(READY) ## style, types, import contracts
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy
+	$(PY) tests/canary/watch.py
+	$(VENV)/bin/lint-imports --no-logo
+
+check-all: check ## check, and every test there is, however long it takes
+	$(PY) -m pytest -n $(WORKERS) --tier all $(ARGS)
+
+bench: $(READY) ## measure; the figures go to bench/RESULTS.md
+	@$(PY) -m bench
+
+format: $(READY) ## put the code into the house style
+	$(VENV)/bin/ruff check --fix
+	$(VENV)/bin/ruff format
+
+lock: ## renew the lock files after a change of pyproject.toml (LOCK_FLAGS=--upgrade: newest releases)
+	@[ -x build/lock/bin/uv ] || { $(PYTHON) -m venv build/lock && build/lock/bin/python -m pip install --quiet uv; }
+	build/lock/bin/uv pip compile pyproject.toml --universal --generate-hashes --no-header --quiet $(LOCK_FLAGS) \
+		--output-file requirements.lock
+	build/lock/bin/uv pip compile pyproject.toml --group dev --group build --constraints requirements.lock \
+		--universal --generate-hashes --no-header --quiet $(LOCK_FLAGS) --output-file requirements-dev.lock
+
+$(VENV)/.ready-%: requirements-dev.lock pyproject.toml
+	@"$(PYTHON)" -c '$(FITS)' 2>/dev/null || { \
+		echo "twiceshy needs Python 3.11, 3.12 or 3.13$(if $(PYTHON), and $(PYTHON) is none); name one: make PYTHON=python3.12 …" >&2; exit 2; }
+	@"$(PY)" -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] != "$*")' 2>/dev/null || { \
+		echo "setting up $(VENV) with Python $*"; "$(PYTHON)" -m venv --clear "$(VENV)"; }
+	@echo "installing what requirements-dev.lock names"
+	@$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	@$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
