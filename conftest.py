@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 TIERS = ("check_all", "proof")
-LEFT_OUT = pytest.StashKey[Counter[str]]()
+LEFT_OUT = pytest.StashKey[dict[str, int]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -22,24 +22,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Nothing is left out yet."""
-    config.stash[LEFT_OUT] = Counter()
+    config.stash[LEFT_OUT] = {}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests whose tier nobody asked for."""
     asked, expression = config.getoption("tier"), config.getoption("markexpr")
     unasked = [tier for tier in TIERS if "all" not in asked and tier not in asked and tier not in expression]
-    kept, left = [], []
-    for item in items:
-        tier = next((tier for tier in unasked if item.get_closest_marker(tier)), None)
-        if tier is None:
-            kept.append(item)
-        else:
-            left.append(item)
-            config.stash[LEFT_OUT][tier] += 1
+    tiers = [next((tier for tier in unasked if item.get_closest_marker(tier)), None) for item in items]
+    left = [item for item, tier in zip(items, tiers, strict=True) if tier]
     if left:
+        config.stash[LEFT_OUT] = dict(Counter(tier for tier in tiers if tier))
         config.hook.pytest_deselected(items=left)
-        items[:] = kept
+        items[:] = [item for item, tier in zip(items, tiers, strict=True) if not tier]
 
 
 @pytest.hookimpl(trylast=True)
@@ -47,15 +42,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Tell the controller, if this is a worker of it: only workers collect."""
     report: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
     if report is not None:
-        report["left_out"] = dict(session.config.stash[LEFT_OUT])
+        report["left_out"] = session.config.stash[LEFT_OUT]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
     """Take the word of one worker: all of them collect the same tests."""
     if error is None:
-        left_out: Counter[str] = Counter(node.workeroutput["left_out"])
-        node.config.stash[LEFT_OUT] = left_out
+        node.config.stash[LEFT_OUT] = node.workeroutput["left_out"]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
