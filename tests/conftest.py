@@ -1,0 +1,161 @@
+"""A Postgres for the session, a fresh database per test, a state folder per test.
+
+The server is ``TWICESHY_TEST_DATABASE_URL`` or ``DATABASE_URL`` when set, else an embedded one per worker
+process that the kernel ends together with that process, however it dies.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import itertools
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+import pytest
+
+from runtime.embedded import Postgres
+
+T = TypeVar("T")
+
+EXTERNAL = os.environ.get("TWICESHY_TEST_DATABASE_URL") or os.environ.get("DATABASE_URL")
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(autouse=True)
+def _no_inherited_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the developer's shell sets must not change what a test sees."""
+    for name in list(os.environ):
+        if name == "DATABASE_URL" or (name.startswith("TWICESHY_") and not name.startswith("TWICESHY_TEST_")):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[str]:
+    """The dsn of a server on which databases may be made."""
+    if EXTERNAL:
+        yield EXTERNAL
+        return
+    with scratch("twiceshy-tests-") as folder:
+        postgres = Postgres(folder, {"fsync": "off", "synchronous_commit": "off", "max_wal_size": "4GB"})
+        try:
+            yield postgres.start()
+        finally:
+            postgres.stop()
+
+
+@pytest.fixture(scope="session")
+def template(server: str) -> Iterator[str]:
+    """Name of a migrated database that the tests' databases are copied from."""
+    from runtime.database import migrate
+
+    name = f"twiceshy_template_{os.getpid()}"
+    apart(statement(server, f"DROP DATABASE IF EXISTS {name} WITH (FORCE)"))
+    apart(statement(server, f"CREATE DATABASE {name} TEMPLATE template0"))
+    apart(migrate(with_database(server, name)))
+    yield name
+    apart(statement(server, f"DROP DATABASE IF EXISTS {name} WITH (FORCE)"))
+
+
+@pytest.fixture
+def empty_dsn(server: str) -> Iterator[str]:
+    """A fresh database with nothing in it."""
+    yield from _database(server, "template0")
+
+
+@pytest.fixture
+def dsn(server: str, template: str) -> Iterator[str]:
+    """A fresh, migrated database."""
+    yield from _database(server, template)
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A short, fresh folder, set as TWICESHY_HOME. A keeper that is still there at the end is a failure."""
+    with scratch("ts-") as folder:
+        monkeypatch.setenv("TWICESHY_HOME", str(folder))
+        yield folder
+        left = _still_keeping(folder, patience=15.0)
+    assert not left, f"keeper {left} of {folder} did not end"
+
+
+# ---- how
+
+
+@contextlib.contextmanager
+def scratch(prefix: str) -> Iterator[Path]:
+    """A folder that another user may enter (pytest's own may not), removed afterwards.
+
+    Those that a killed session left are removed by the next one: a lock tells which are in use.
+    """
+    parent = Path(tempfile.gettempdir())
+    for old in parent.glob(prefix + "*"):
+        with contextlib.suppress(OSError), (old / "in-use").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(old, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    folder.chmod(0o711)
+    with (folder / "in-use.new").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (folder / "in-use.new").rename(folder / "in-use")  # locked before it can be found
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _database(server: str, template: str) -> Iterator[str]:
+    name = f"twiceshy_test_{os.getpid()}_{next(_numbers)}"
+    # FILE_COPY (PostgreSQL 15+) would checkpoint twice; the default strategy is the faster one for small templates.
+    apart(statement(server, f"CREATE DATABASE {name} TEMPLATE {template}"))
+    try:
+        yield with_database(server, name)
+    finally:
+        apart(statement(server, f"DROP DATABASE IF EXISTS {name} WITH (FORCE)"))
+
+
+def with_database(dsn: str, name: str) -> str:
+    """*dsn* with another database."""
+    return urlunsplit(urlsplit(dsn)._replace(path="/" + name))
+
+
+async def statement(dsn: str, sql: str) -> None:
+    """Run one statement on a connection of its own."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        await connection.execute(sql)
+    finally:
+        await connection.close()
+
+
+def apart(work: Coroutine[Any, Any, T]) -> T:
+    """Run *work* in a thread of its own: fixtures must not touch the event loop that a plugin prepares."""
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(asyncio.run, work).result()
+
+
+def _still_keeping(folder: Path, patience: float) -> str:
+    """Wait for every keeper below *folder* to end. Returns what its lock file says if it had to be killed."""
+    end = time.monotonic() + patience
+    for path in folder.rglob("keeper.lock"):
+        with path.open() as lock:
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > end:
+                        pid = lock.read().strip()
+                        if pid.isdigit():
+                            os.kill(int(pid), signal.SIGKILL)
+                        return pid or "?"
+                    time.sleep(0.02)
+    return ""
