@@ -1,0 +1,1 @@
+"""One way to start an agent: environment, process group, guardian, terminal, and the attempt loop."""
