@@ -18,6 +18,7 @@ from typing import Literal
 from uuid import UUID
 
 from proxy.tape import Step, Tape, Where
+from runtime.entries import AnswerRow
 from runtime.step import Effect, Finality, State
 
 Mode = Literal["durable", "journal", "naive"]
@@ -197,21 +198,24 @@ def look_up(tape: Tape, step: Step, arrival: Arrival, now: float, mode: Mode) ->
     under_way = step.state is State.SENT or step.where is Where.HERE
     if under_way and step.had >= step.place:
         return _under_way(step, arrival, now, mode)
+    last = step.last
     if step.had < len(step.answers):
         trailing = step.had == len(step.answers) - 1 and not under_way
-        if trailing and _try_again(tape, step):
+        if trailing and last is not None and (_try_again(tape, step, last) or _settled_to_send(step, last)):
             return _again(step, place=step.had)
         return Replay(step, step.had)
-    last = step.last
     if step.state is State.ANSWERED and last is not None and last.facts.finality is not Finality.PROVISIONAL:
         return Replay(step, last.n)
     return _again(step, place=len(step.answers))
 
 
-def _try_again(tape: Tape, step: Step) -> bool:
+def _settled_to_send(step: Step, last: AnswerRow) -> bool:
+    """A person said that what *last* left in doubt did not happen: it is no answer any more."""
+    return step.state is State.NOT_SENT and last.facts.finality is Finality.DOUBTFUL
+
+
+def _try_again(tape: Tape, step: Step, last: AnswerRow) -> bool:
     """DESIGN §3.8: a provisional last answer is asked again in a new attempt if nothing was built on it."""
-    last = step.last
-    assert last is not None
     if last.facts.finality is not Finality.PROVISIONAL or last.attempt == tape.attempt:
         return False
     return tape.last_failed_barren or tape.last_begun <= last.recorded

@@ -1,0 +1,232 @@
+"""Which run, attempt and step a request names, and what it asks for. Pure (DESIGN §2).
+
+Three forms: proxy credentials (``http://RUN:TOKEN@sidecar``), headers (``Twiceshy-Run``, ``-Token``,
+``-Step``), the gateway path (``/@RUN:TOKEN/https/host/path``). Whatever was meant for the sidecar is
+stripped here, so that a run token never reaches an upstream.
+"""
+
+import base64
+import binascii
+import re
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from proxy.message import Headers
+from proxy.refusals import Refusal
+
+NAME = re.compile(r"[A-Za-z0-9._~-]{1,200}\Z")
+STEP = re.compile(r"[A-Za-z0-9._~:/@+=,-]{1,200}\Z")
+#: The password that stands for "no token" (``twiceshy env``): clients send nothing without a password.
+NO_TOKEN = "none"
+INTERNAL = "twiceshy.internal"
+
+_AUTHORITY = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:/?#@\s]+))(?::([0-9]{1,5}))?\Z")
+#: Hop-by-hop, and what a proxy says to us. Host is rebuilt from the target; framing is our own.
+_STRIPPED = frozenset(
+    {
+        b"host", b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade",
+        b"content-length", b"expect", b"http2-settings",
+    }
+)  # fmt: skip
+#: Never stripped because a client lists them in ``Connection`` (FACTS: a way to lose a header upstream).
+_KEPT = frozenset({b"authorization"})
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Who speaks. ``token`` None: the run is named without one."""
+
+    run: str
+    token: str | None
+    step: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is asked for. ``target``: raw path and query."""
+
+    scheme: str
+    host: str
+    port: int
+    target: str
+
+    @property
+    def internal(self) -> bool:
+        return self.host == INTERNAL
+
+
+@dataclass(frozen=True, slots=True)
+class Addressed:
+    """A request's head, understood. ``named`` None: it names no run."""
+
+    named: Named | None
+    target: Target
+    headers: Headers
+    gateway: bool
+
+
+def address(method: str, raw_target: str, headers: Headers, tunnel: Target | None = None) -> Addressed | Refusal:
+    """Read the head of a request. *tunnel*: what CONNECT named, for requests inside a tunnel."""
+    found: list[Named] = []
+    credentials = _values(headers, b"proxy-authorization")
+    if len(credentials) > 1:
+        return _bad("two Proxy-Authorization headers")
+    if credentials:
+        named = _basic(credentials[0])
+        if isinstance(named, Refusal):
+            return named
+        found.append(named)
+
+    gateway = raw_target.startswith("/@")
+    if gateway:
+        for name in (b"origin", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest"):
+            if _values(headers, name):
+                return _bad("the gateway address is not for web pages: the request carries Origin or Sec-Fetch-*")
+        parsed = _gateway(raw_target)
+        if isinstance(parsed, Refusal):
+            return parsed
+        named, target = parsed
+        found.append(named)
+    else:
+        read = _target(raw_target, tunnel)
+        if isinstance(read, Refusal):
+            return read
+        target = read
+
+    by_header = _by_header(headers, found)
+    if isinstance(by_header, Refusal):
+        return by_header
+    return Addressed(by_header, target, end_to_end(headers), gateway)
+
+
+def end_to_end(headers: Headers) -> Headers:
+    """*headers* without hop-by-hop ones, those named in Connection, Proxy-* and Twiceshy-*."""
+    dropped = set(_STRIPPED)
+    for value in _values(headers, b"connection"):
+        dropped.update(part.strip().lower() for part in value.split(b",") if part.strip().lower() not in _KEPT)
+    return tuple(
+        (name, value)
+        for name, value in headers
+        if (lower := name.lower()) not in dropped
+        and not lower.startswith((b"proxy-", b"twiceshy-"))
+    )
+
+
+def _values(headers: Headers, name: bytes) -> list[bytes]:
+    return [value for key, value in headers if key.lower() == name]
+
+
+def _bad(why: str, code: str = "bad-request") -> Refusal:
+    return Refusal(code, f"twiceshy cannot take this request: {why}. Nothing was sent.")
+
+
+def _name(text: str, what: str) -> str | Refusal:
+    # axios and global-agent send percent-encoding as it is; decoding once more is safe, the result is checked.
+    if not NAME.match(text):
+        text = unquote(text)
+    if NAME.match(text):
+        return text
+    return _bad(f"{what} must be 1 to 200 of A-Z a-z 0-9 . _ ~ -", "bad-identity")
+
+
+def _pair(text: str, where: str) -> Named | Refusal:
+    run_text, colon, token_text = text.partition(":")
+    run = _name(run_text, f"the run in {where}")
+    if isinstance(run, Refusal):
+        return run
+    if not colon or not token_text:
+        return _bad(f"{where} name run {run} but no token (use the password '{NO_TOKEN}' for none)", "bad-identity")
+    token = _name(token_text, f"the token in {where}")
+    if isinstance(token, Refusal):
+        return token
+    return Named(run, None if token == NO_TOKEN else token, None)
+
+
+def _basic(value: bytes) -> Named | Refusal:
+    scheme, _, encoded = value.strip().partition(b" ")
+    if scheme.lower() != b"basic":
+        return _bad("Proxy-Authorization is not Basic", "bad-identity")
+    try:
+        text = base64.b64decode(encoded.strip(), validate=True).decode("utf-8")
+    except (binascii.Error, UnicodeDecodeError):
+        return _bad("Proxy-Authorization is not base64 of RUN:TOKEN", "bad-identity")
+    return _pair(text, "the proxy credentials")
+
+
+def _by_header(headers: Headers, found: list[Named]) -> Named | None | Refusal:
+    """Merge what headers name into what credentials or the gateway path named."""
+    texts: dict[str, str] = {}
+    for name in ("run", "token", "step"):
+        values = _values(headers, f"twiceshy-{name}".encode())
+        if len(values) > 1:
+            return _bad(f"two Twiceshy-{name.title()} headers", "bad-identity")
+        if values:
+            texts[name] = values[0].decode("latin-1").strip()
+    if "step" in texts and not STEP.match(texts["step"]):
+        return _bad("Twiceshy-Step must be 1 to 200 of A-Z a-z 0-9 . _ ~ : / @ + = , -", "bad-identity")
+    for name in ("run", "token"):
+        if name in texts:
+            checked = _name(texts[name], f"Twiceshy-{name.title()}")
+            if isinstance(checked, Refusal):
+                return checked
+            texts[name] = checked
+    runs = {named.run for named in found} | ({texts["run"]} if "run" in texts else set())
+    if len(runs) > 1:
+        return _bad(f"it names {len(runs)} runs: {', '.join(sorted(runs))}", "bad-identity")
+    if not runs:
+        if texts:
+            return _bad("it has Twiceshy-Token or Twiceshy-Step but names no run", "bad-identity")
+        return None
+    tokens = {named.token for named in found if named.token is not None}
+    if "token" in texts and texts["token"] != NO_TOKEN:
+        tokens.add(texts["token"])
+    if len(tokens) > 1:
+        return _bad("it carries two tokens", "bad-identity")
+    return Named(runs.pop(), tokens.pop() if tokens else None, texts.get("step"))
+
+
+def authority(text: str, default_port: int) -> tuple[str, int] | Refusal:
+    """Read ``host[:port]``. Userinfo, empty hosts and ports beyond 65535 are refused."""
+    if "@" in text:
+        return _bad("the target carries user information")
+    match = _AUTHORITY.match(text)
+    if match is None:
+        return _bad(f"{text!r} is no host")
+    port = int(match[3]) if match[3] else default_port
+    if not 0 < port < 65536:
+        return _bad(f"{port} is no port")
+    return (match[1] or match[2]).lower().rstrip("."), port
+
+
+def _target(raw: str, tunnel: Target | None) -> Target | Refusal:
+    if raw.startswith("/") or raw == "*":
+        if tunnel is None:
+            return _bad(
+                "it is addressed to the sidecar itself. Use the sidecar as a proxy (HTTP_PROXY), "
+                "or its gateway address /@RUN:TOKEN/https/HOST/PATH"
+            )
+        return Target(tunnel.scheme, tunnel.host, tunnel.port, "/" if raw == "*" else raw)
+    scheme, separator, rest = raw.partition("://")
+    scheme = scheme.lower()
+    if not separator or scheme not in ("http", "https"):
+        return _bad(f"{raw[:80]!r} is no http URL")
+    cut = min((index for index in (rest.find("/"), rest.find("?")) if index >= 0), default=len(rest))
+    host = authority(rest[:cut], 443 if scheme == "https" else 80)
+    if isinstance(host, Refusal):
+        return host
+    tail = rest[cut:].partition("#")[0]
+    return Target(scheme, *host, tail if tail.startswith("/") else "/" + tail)
+
+
+def _gateway(raw: str) -> tuple[Named, Target] | Refusal:
+    pair, _, rest = raw[2:].partition("/")
+    named = _pair(pair, "the gateway address")
+    if isinstance(named, Refusal):
+        return named
+    scheme, _, rest = rest.partition("/")
+    if scheme not in ("http", "https"):
+        return _bad("a gateway address reads /@RUN:TOKEN/https/HOST/PATH")
+    target = _target(f"{scheme}://{rest}", None)
+    if isinstance(target, Refusal):
+        return target
+    return named, target

@@ -1,0 +1,86 @@
+"""What the sidecar says when it says no. Pure.
+
+Problem JSON (RFC 9457) that also has the shapes in which SDKs look for a message, the words in the reason
+phrase too, and headers that keep every SDK from trying again. Statuses: DESIGN §2, none of which any of 27
+measured clients retries. ``Twiceshy-Error`` carries the code.
+"""
+
+import json
+from dataclasses import dataclass
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+#: code -> (status, title). The docs list each one; a test holds the two together.
+CODES: dict[str, tuple[int, str]] = {
+    "fenced": (423, "Locked by twiceshy: run taken over"),
+    "sidecar-changed": (423, "Locked by twiceshy: the attempt lived with another sidecar"),
+    "diverged": (412, "Stopped by twiceshy: run diverged"),
+    "ambiguous": (424, "Stopped by twiceshy: outcome unknown, a person must decide"),
+    "parked": (425, "Parked by twiceshy"),
+    "no-run": (428, "Refused by twiceshy: no run named"),
+    "no-attempt": (428, "Refused by twiceshy: no attempt"),
+    "denied": (403, "Denied by twiceshy"),
+    "over-budget": (403, "Stopped by twiceshy: over budget"),
+    "not-running": (423, "Locked by twiceshy: the run is not running"),
+    "bad-request": (400, "Bad Request to twiceshy"),
+    "bad-identity": (400, "Bad Request to twiceshy: run or token malformed"),
+    "body-too-large": (413, "Content Too Large for twiceshy"),
+    "not-supported": (501, "Not Implemented by twiceshy"),
+    "not-found": (404, "Not Found at twiceshy.internal"),
+    "database-away": (503, "Held by twiceshy: its database is away, nothing was sent"),
+    "upstream": (502, "Bad Gateway: upstream failed"),
+    "upstream-timeout": (504, "Gateway Timeout: upstream silent"),
+    "internal": (500, "twiceshy failed"),
+}
+
+#: Codes that are an upstream's failure or our own outage: a client may try again.
+RETRYABLE = frozenset({"database-away", "upstream", "upstream-timeout"})
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An answer of the sidecar's own. ``message``: what happened, which run and step, what to do next."""
+
+    code: str
+    message: str
+    run: str | None = None
+    step: str | None = None
+
+    @property
+    def status(self) -> int:
+        return CODES[self.code][0]
+
+    @property
+    def reason(self) -> bytes:
+        return CODES[self.code][1].encode("ascii")
+
+    def headers(self) -> Headers:
+        wire_code = "upstream" if self.code == "upstream-timeout" else self.code
+        out = [
+            (b"Content-Type", b"application/problem+json"),
+            (b"Twiceshy-Error", wire_code.encode("ascii")),
+        ]
+        if self.code == "database-away":
+            out.append((b"Retry-After", b"5"))
+        elif self.code not in RETRYABLE:
+            out += [(b"x-should-retry", b"false"), (b"stripe-should-retry", b"false")]
+        if self.step is not None:
+            out.append((b"Twiceshy-Step", self.step.encode("latin-1", "replace")))
+        return tuple(out)
+
+    def body(self) -> bytes:
+        kind = "twiceshy_" + self.code.replace("-", "_")
+        problem: dict[str, object] = {
+            "type": f"about:blank#{self.code}",
+            "title": CODES[self.code][1],
+            "status": self.status,
+            "detail": self.message,
+            "error": {"type": kind, "code": self.code, "message": self.message},
+            "message": self.message,
+            "ok": False,
+        }
+        if self.run is not None:
+            problem["run"] = self.run
+        if self.step is not None:
+            problem["step"] = self.step
+        return json.dumps(problem).encode("ascii") + b"\n"

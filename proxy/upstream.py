@@ -1,0 +1,225 @@
+"""The one client that sends, once.
+
+aiohttp re-sends GET, HEAD, OPTIONS, TRACE, PUT and DELETE by itself when a server closes before answering,
+even on a fresh connection: a client middleware turns the errors that set this off into one that does not.
+No connection is shared between runs; ``at_most_once`` goes out on a fresh one, since a POST on a connection
+that the upstream has just closed is bytes out and no answer.
+"""
+
+import asyncio
+import ipaddress
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.resolver import ThreadedResolver
+from multidict import CIMultiDict
+from yarl import URL
+
+from proxy.message import Headers, Request
+from runtime.settings import Settings
+
+_AUTO_HEADERS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
+_HEAD_LIMIT = 64 << 10
+_HEADERS_LIMIT = 1000
+
+
+class NotSent(Exception):
+    """Certainly no byte reached the upstream: DNS, refused, TLS failure, time limit to connect."""
+
+
+class Interrupted(aiohttp.ClientError):
+    """Bytes left, or may have; no whole head came back."""
+
+
+class Cut(Exception):
+    """The body ended before its end."""
+
+
+class Denied(Exception):
+    """The destination is not one that an agent may reach through the sidecar."""
+
+
+class Silent(Exception):
+    """A time limit passed after bytes had left. The message names the limit."""
+
+
+async def _once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+    try:
+        return await handler(request)
+    except aiohttp.ClientConnectorError:
+        raise
+    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
+        raise Interrupted(str(error) or type(error).__name__) from error
+
+
+def check_address(text: str, *, deny_private: bool) -> None:
+    """Raise Denied for an IP address that no agent may reach: link-local, which holds the metadata services."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return
+    mapped = getattr(address, "ipv4_mapped", None)
+    address = mapped or address
+    if address.is_link_local or address.is_multicast or address.is_unspecified or str(address) == "fd00:ec2::254":
+        raise Denied(f"{text} is a link-local, multicast or unspecified address")
+    if deny_private and (address.is_private or address.is_loopback):
+        raise Denied(f"{text} is a private address, and deny_private is set")
+
+
+class _CheckedResolver(AbstractResolver):
+    """Resolves once; the connection is made to the addresses that were checked."""
+
+    def __init__(self, *, deny_private: bool) -> None:
+        self._inner = ThreadedResolver()
+        self._deny_private = deny_private
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        found = await self._inner.resolve(host, port, family)
+        for result in found:
+            check_address(result["host"], deny_private=self._deny_private)
+        return found
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+class Answering:
+    """An upstream's answer under way."""
+
+    def __init__(self, response: aiohttp.ClientResponse, silence: float) -> None:
+        self._response = response
+        self._silence = silence
+        self.status = response.status
+        self.reason = (response.reason or "").encode("latin-1", "replace")
+        self.headers: Headers = tuple(response.raw_headers)
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The body as it comes. Raises Cut when it ends too early, Silent when nothing comes."""
+        content = self._response.content
+        while True:
+            try:
+                async with asyncio.timeout(self._silence):
+                    data = await content.readany()
+            except TimeoutError as error:
+                raise Silent(f"no byte for {self._silence:g} s (silence_timeout)") from error
+            except (aiohttp.ClientError, OSError) as error:
+                raise Cut(str(error) or type(error).__name__) from error
+            if not data:
+                return
+            yield data
+
+    def close(self) -> None:
+        """Give the connection up; one whose body was read whole has already gone back."""
+        self._response.close()
+
+
+class Upstream:
+    """Sends requests for runs. One per sidecar."""
+
+    def __init__(self, settings: Settings, *, via: str, own_port: int) -> None:
+        self._settings = settings
+        self._via = via
+        self._own_port = own_port
+        self._sessions: dict[str, aiohttp.ClientSession] = {}
+        self._used: dict[str, float] = {}
+        self._tls = ssl.create_default_context()
+        if settings.extra_ca:
+            self._tls.load_verify_locations(settings.extra_ca)
+
+    async def send(self, run: str, request: Request, *, fresh: bool) -> Answering:
+        """Send *request* once, answer with its head. Raises NotSent, Interrupted, Silent, Denied."""
+        self.check(request)
+        session = self._session(f"{run}\n" if fresh else run, fresh=fresh)
+        try:
+            async with asyncio.timeout(self._settings.connect_timeout + self._settings.first_byte_timeout):
+                response = await session.request(
+                    request.method,
+                    URL(request.url, encoded=True),
+                    headers=self._headers(request),
+                    data=request.body or None,
+                    allow_redirects=False,
+                )
+        except aiohttp.ClientConnectorError as error:
+            raise NotSent(str(error)) from error
+        except (aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL) as error:
+            raise NotSent(str(error) or f"no connection in {self._settings.connect_timeout:g} s") from error
+        except TimeoutError as error:
+            limit = self._settings.first_byte_timeout
+            raise Silent(f"no answer within {limit:g} s (first_byte_timeout)") from error
+        except Interrupted:
+            raise
+        except aiohttp.ClientError as error:
+            raise Interrupted(str(error) or type(error).__name__) from error
+        return Answering(response, self._settings.silence_timeout)
+
+    def check(self, request: Request) -> None:
+        """Raise Denied when *request* is addressed to where no agent may go, or to this sidecar itself."""
+        check_address(request.host, deny_private=self._settings.deny_private)
+        if request.host in ("metadata.google.internal", "metadata"):
+            raise Denied(f"{request.host} is a metadata service")
+        local = request.host == "localhost" or request.host.startswith("127.") or request.host == "::1"
+        if local and request.port == self._own_port:
+            raise Denied(f"{request.authority} is the sidecar itself")
+        if any(name.lower() == b"via" and self._via.encode() in value for name, value in request.headers):
+            raise Denied("the request came back to the sidecar that sent it (Via)")
+
+    def _headers(self, request: Request) -> CIMultiDict[str]:
+        # aiohttp loses the second of two headers that differ in casing only: one casing per name.
+        casing: dict[bytes, str] = {}
+        out: CIMultiDict[str] = CIMultiDict()
+        out.add("Host", request.authority)
+        for name, value in request.headers:
+            out.add(casing.setdefault(name.lower(), name.decode("ascii")), value.decode("utf-8"))
+        out.add("Via", f"1.1 {self._via}")
+        if not request.body and request.method not in ("GET", "HEAD", "OPTIONS", "TRACE", "DELETE"):
+            out["Content-Length"] = "0"
+        return out
+
+    def _session(self, name: str, *, fresh: bool) -> aiohttp.ClientSession:
+        self._used[name] = time.monotonic()
+        session = self._sessions.get(name)
+        if session is None:
+            session = self._sessions[name] = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(
+                    limit=0,
+                    force_close=fresh,
+                    ssl=self._tls,
+                    resolver=_CheckedResolver(deny_private=self._settings.deny_private),
+                ),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+                skip_auto_headers=_AUTO_HEADERS,
+                # The defaults cut: 300 s in all. Limits are our own, and named.
+                timeout=aiohttp.ClientTimeout(
+                    total=None, connect=None, sock_connect=self._settings.connect_timeout, sock_read=None
+                ),
+                max_line_size=_HEAD_LIMIT,
+                max_field_size=_HEAD_LIMIT,
+                max_headers=_HEADERS_LIMIT,
+                middlewares=(_once,),
+            )
+        return session
+
+    async def forget(self, idle: float) -> None:
+        """Close the sessions of runs that sent nothing for *idle* seconds and have nothing out."""
+        now = time.monotonic()
+        for name, used in list(self._used.items()):
+            session = self._sessions.get(name)
+            connector = session.connector if session is not None else None
+            busy = connector is not None and bool(getattr(connector, "_acquired", ()))
+            if now - used > idle and not busy:
+                del self._used[name]
+                if self._sessions.pop(name, None) is not None and session is not None:
+                    await session.close()
+
+    async def close(self) -> None:
+        for session in self._sessions.values():
+            await session.close()
+        self._sessions.clear()
+
