@@ -26,9 +26,10 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from runtime.errors import DatabaseAway, UsageError
+from runtime.folder import hold_kept_port, open_log, tail
 
 NAME = "twiceshy"  # of the role and of the database
 READY_WITHIN = 120.0  # seconds from spawn to the first connection: crash recovery can take its time
@@ -109,7 +110,8 @@ class Postgres:
         if not self.data.exists():
             self._initialise(password)
         self._password = password.read_text("ascii").strip()
-        self._hold_port()
+        if self._port is None:
+            self._port = hold_kept_port(self.folder / "port")
 
     def spawn(self) -> None:
         """Start the server; ``ready`` tells when it answers. After ``prepare``, in the main thread."""
@@ -129,7 +131,7 @@ class Postgres:
         words = [str(self._binaries / "postgres"), "-D", str(self.data)]
         for name, value in settings.items():
             words += ["-c", f"{name}={value}"]
-        with self._open_log() as log:
+        with os.fdopen(open_log(self.log), "ab") as log:
             # A session of its own: Ctrl-C in the terminal of a foreground keeper must not end the server first.
             self._process = subprocess.Popen(
                 words,
@@ -146,9 +148,11 @@ class Postgres:
         """Whether the server answers. Raises DatabaseAway when it has ended or takes too long."""
         assert self._process is not None, "spawn() comes first"
         if self._process.poll() is not None:
-            raise DatabaseAway(f"embedded PostgreSQL ended with {self._process.returncode}: {_tail(self.log)}")
+            raise DatabaseAway(
+                f"embedded PostgreSQL ended with {self._process.returncode}: {tail(self.log)} (see {self.log})"
+            )
         if time.monotonic() > self._deadline:
-            raise DatabaseAway(f"embedded PostgreSQL does not get ready: {_tail(self.log)}")
+            raise DatabaseAway(f"embedded PostgreSQL does not get ready: {tail(self.log)} (see {self.log})")
         try:
             lines = (self.data / "postmaster.pid").read_text("utf-8", "replace").splitlines()
         except OSError:
@@ -216,35 +220,11 @@ class Postgres:
             preexec_fn=dies_with_parent(signal.SIGKILL),
             **self._as_owner(),
         )
-        with self._open_log() as log:
+        with os.fdopen(open_log(self.log), "ab") as log:
             log.write(done.stdout)
         if done.returncode or b"FATAL" in done.stdout or b"ERROR" in done.stdout:
             said = " / ".join(done.stdout.decode("utf-8", "replace").strip().splitlines()[-3:])
             raise UsageError(f"embedded PostgreSQL cannot be set up ({command[0]}: {said}): make that right, {ADVICE}")
-
-    def _open_log(self) -> BinaryIO:
-        return os.fdopen(os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab")
-
-    def _hold_port(self) -> None:
-        """Bind a port without listening on it: nobody else is given it, while the server (SO_REUSEADDR) may listen."""
-        if self._port is not None:
-            return
-        remembered = self.folder / "port"
-        wanted = 0
-        with suppress(OSError, ValueError):
-            wanted = int(remembered.read_text("ascii"))
-        for port in (wanted, 0):
-            held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                held.bind(("127.0.0.1", port))
-            except OSError:
-                held.close()
-                continue
-            remembered.write_text(f"{held.getsockname()[1]}\n", "ascii")
-            self._port = held
-            return
-        raise UsageError(f"no free port on 127.0.0.1 for embedded PostgreSQL: free one, {ADVICE}")
 
     def _end_leftovers(self) -> None:
         """Wait for the processes of an earlier server on this data to end, less and less kindly.
@@ -367,11 +347,3 @@ def _write_private(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _tail(path: Path, lines: int = 4) -> str:
-    try:
-        text = path.read_bytes()[-4096:].decode("utf-8", "replace")
-    except OSError:
-        return "no log"
-    return " / ".join(text.strip().splitlines()[-lines:]) + f" (see {path})"
