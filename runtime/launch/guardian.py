@@ -181,6 +181,7 @@ class Guardian:
             if deadline is not None and time.monotonic() >= deadline:
                 break
         left = self.end_all()
+        self.hear()  # a Ctrl-C that ended the agent came before its end, and is told before it
         self.report("exit", 0 if self.exit is None else self.exit, *left)
 
     def hear(self) -> None:
@@ -222,11 +223,7 @@ class Guardian:
             if time.monotonic() > deadline:
                 return left
             select.select([self.wake], [], [], 0.02)
-            self.hear_nothing()
-
-    def hear_nothing(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self.wake, 4096)
+            self.hear()
 
 
 def main(argv: list[str]) -> None:
