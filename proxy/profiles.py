@@ -1,18 +1,34 @@
 """Which rule a request falls under: its effect class, where its key goes, what to ignore. Pure.
 
 Rules are data: the user's ``[[route]]`` tables first, then ``profiles.toml`` beside this file, then what
-holds for a host that nobody described. The data file is the only place that knows a provider.
+holds for a host that nobody described. The first that matches wins. The data file is the only place that
+knows a provider.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import json
+import re
+import tomllib
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import unquote
 
+from proxy import fields
+from proxy.body import Body, is_json, media_type, read
 from proxy.message import Request
+from proxy.routes import Dialect, HeadersTable, Route, SdkKey, host_pattern, path_pattern, read_route
 from runtime.step import Effect
 
-SdkKey = Literal["none", "caller", "random_per_call", "random_per_attempt"]
+#: How long the same bytes may be sent again where the upstream's memory of a key is not known (DESIGN §3.4).
+RETENTION_UNKNOWN = 24 * 3600.0
+#: PUT and DELETE without a key are idempotent by their meaning, but only while nobody else writes there.
+RETENTION_KEYLESS = 300.0
+
+BUILT_IN = Path(__file__).with_name("profiles.toml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +56,18 @@ class HeaderNames:
     retry_id: frozenset[str] = frozenset()  # equal in all tries of one call
 
 
+NO_NAMES = HeaderNames()
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What holds for a request. ``match`` gives the same object to equal requests."""
+    """What holds for a request."""
 
     name: str
     effect: Effect
     key: KeyPlace | None = None
     ignore: tuple[str, ...] = ()
-    dialect: str | None = None
+    dialect: Dialect | None = None
     stores_errors: bool = False
     in_flight: frozenset[int] = frozenset()
     not_processed: frozenset[int] = frozenset()
@@ -56,17 +75,29 @@ class Rule:
     assigned_key: bool = False
     secret_query: frozenset[str] = frozenset()
     kind: str = ""
-    headers: HeaderNames = HeaderNames()
+    headers: HeaderNames = field(default=NO_NAMES, repr=False)
 
     def retention(self, method: str) -> float:
         """How long after the first sending the same bytes may be sent again, in seconds (DESIGN §3.4)."""
-        raise NotImplementedError
+        if self.key is None:
+            return RETENTION_KEYLESS if method in {"PUT", "DELETE"} else RETENTION_UNKNOWN
+        return RETENTION_UNKNOWN if self.key.retention is None else self.key.retention
 
 
 class Rules:
     """All rules in their order. ``hash`` names them: a step remembers under which ones it was printed."""
 
-    hash: bytes  # 32 bytes
+    def __init__(self, routes: list[_Compiled], names: HeaderNames, assigned_key: str | None, digest: bytes) -> None:
+        self.hash = digest
+        self._routes = routes
+        self._by_authority: dict[tuple[str, int], list[_Compiled]] = {}
+        undescribed = Rule("host without a rule", Effect.AT_MOST_ONCE, headers=names)
+        self._other = undescribed
+        self._read = replace(undescribed, effect=Effect.READ)
+        self._idempotent = replace(undescribed, effect=Effect.IDEMPOTENT)
+        self._keyed = undescribed
+        if assigned_key is not None:
+            self._keyed = replace(undescribed, key=KeyPlace(assigned_key), assigned_key=True)
 
     @classmethod
     def load(
@@ -81,8 +112,139 @@ class Rules:
         *assigned_key*: the header that POST and PATCH to undescribed hosts get, None for none.
         UsageError names file, route and field.
         """
-        raise NotImplementedError
+        text = BUILT_IN.read_bytes()
+        built_in = tomllib.loads(text.decode("utf-8"))
+        table = HeadersTable.model_validate(built_in["headers"])
+        names = HeaderNames(
+            frozenset(table.compared), frozenset(table.noise), frozenset(table.retry_count), frozenset(table.retry_id)
+        )
+        compiled = [_Compiled(read_route(route, n, origin), f"route {n}", names) for n, route in enumerate(routes, 1)]
+        for n, route in enumerate(built_in["route"], 1):
+            compiled.append(_Compiled(read_route(route, n, BUILT_IN.name), f"built-in route {n}", names))
+        digest = hashlib.sha256(text)
+        digest.update(json.dumps([routes, assigned_key], sort_keys=True, default=str).encode())
+        return cls(compiled, names, assigned_key, digest.digest())
 
     def match(self, request: Request) -> Rule:
         """The first rule that *request* falls under; there is always one."""
-        raise NotImplementedError
+        method = _effective_method(request)
+        path = plain_path(request.path)
+        body = _Asked(request)
+        for route in self._for(request.host, request.port):
+            if route.covers(method, path, body):
+                return route.rule_for(body)
+        if method in READ_METHODS:
+            return self._read
+        if method in {"PUT", "DELETE"}:
+            return self._idempotent
+        return self._keyed if method in {"POST", "PATCH"} else self._other
+
+    def _for(self, host: str, port: int) -> list[_Compiled]:
+        known = self._by_authority.get((host, port))
+        if known is None:
+            if len(self._by_authority) >= 4096:
+                self._by_authority.clear()
+            known = [route for route in self._routes if route.at(host.rstrip("."), port)]
+            self._by_authority[host, port] = known
+        return known
+
+
+READ_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+_OVERRIDES = ("x-http-method-override", "x-http-method", "x-method-override")
+
+
+def _effective_method(request: Request) -> str:
+    # A GET that says it is a DELETE is one. The other way round the upstream may not listen: POST stays POST.
+    if request.method in READ_METHODS:
+        for name in _OVERRIDES:
+            value = request.header(name)
+            if value is not None and value.strip().upper().decode("latin-1") not in READ_METHODS:
+                return value.strip().upper().decode("latin-1")
+    return request.method
+
+
+_ESCAPED_PLAIN = re.compile(r"%(?:2[DdEe]|3[0-9]|4[1-9A-Fa-f]|5[0-9AaFf]|6[1-9A-Fa-f]|7[0-9AaEe])")
+
+
+def plain_path(path: str) -> str:
+    """*path* as an upstream most likely takes it, for matching only: ``%63`` is ``c``, ``/a/../b`` is ``/b``."""
+    if "%" in path:
+        path = _ESCAPED_PLAIN.sub(lambda match: unquote(match[0]), path)
+    if "/." not in path:
+        return path
+    kept: list[str] = []
+    segments = path.split("/")[1:]
+    for segment in segments:
+        if segment == "..":
+            kept = kept[:-1]
+        elif segment != ".":
+            kept.append(segment)
+    if segments[-1] in {".", ".."}:
+        kept.append("")
+    return "/" + "/".join(kept)
+
+
+class _Asked:
+    """A request's body as predicates ask it: read when the first one needs it, and once."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    @cached_property
+    def body(self) -> Body:
+        return read(self._request)
+
+    @cached_property
+    def _escaped(self) -> bool:
+        """Names in the body may be written with escapes, or not be there to see at all."""
+        kind, _ = media_type(self._request.header("content-type"))
+        if self._request.header("content-encoding") is not None:
+            return True
+        return re.search(rb"\\u00[2-7]" if is_json(kind) else rb"%[2-7]", self._request.body) is not None
+
+    def holds(self, predicate: fields.Predicate) -> bool:
+        mark = predicate.mark
+        if mark is not None and mark not in self._request.body and not self._escaped:
+            return False
+        return predicate.holds(self.body)
+
+
+class _Compiled:
+    """A route ready to be asked."""
+
+    def __init__(self, route: Route, name: str, names: HeaderNames) -> None:
+        self._hosts = [host_pattern(text) for text in route.host]
+        self._methods = None if route.methods is None else frozenset(route.methods)
+        self._paths = [path_pattern(text) for text in route.path]
+        self._asks = [predicate.compiled() for predicate in route.match_body]
+        self._excepts = [predicate.compiled() for predicate in route.repeatable_except]
+        self._rule = Rule(
+            name=route.name or name,
+            effect=Effect(route.effect),
+            key=None if route.key is None else KeyPlace(route.key.name, route.key.retention, route.key.sdk),
+            ignore=tuple(route.ignore),
+            dialect=route.dialect,
+            stores_errors=route.stores_errors,
+            in_flight=frozenset(route.in_flight),
+            not_processed=frozenset(route.not_processed),
+            secret_query=frozenset(route.secret_query),
+            kind=route.kind,
+            headers=names,
+        )
+        self._excepted = replace(self._rule, effect=Effect.AT_MOST_ONCE)
+
+    def at(self, host: str, port: int) -> bool:
+        return any(name.fullmatch(host) and wanted in {None, port} for name, wanted in self._hosts)
+
+    def covers(self, method: str, path: str, body: _Asked) -> bool:
+        return (
+            (self._methods is None or method in self._methods)
+            and any(pattern.fullmatch(path) for pattern in self._paths)
+            and all(body.holds(predicate) for predicate in self._asks)
+        )
+
+    def rule_for(self, body: _Asked) -> Rule:
+        """The rule; where the body asks for effects or cannot be read, it is no longer repeatable."""
+        if self._excepts and (any(map(body.holds, self._excepts)) or fields.unreadable(body.body)):
+            return self._excepted
+        return self._rule
