@@ -64,6 +64,6 @@ $(VENV)/.ready-%: requirements-dev.lock pyproject.toml
 	@"$(PY)" -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] != "$*")' 2>/dev/null || { \
 		echo "setting up $(VENV) with Python $*"; "$(PYTHON)" -m venv --clear "$(VENV)"; }
 	@echo "installing what requirements-dev.lock names"
-	@$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	@$(PY) -m pip install --quiet --disable-pip-version-check --use-pep517 --require-hashes -r requirements-dev.lock
 	@$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
