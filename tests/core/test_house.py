@@ -1,6 +1,7 @@
 """The house itself: what the checks claim to watch is really watched."""
 
 import ast
+import json
 import re
 import shutil
 import subprocess
@@ -184,6 +185,23 @@ def test_the_image_gets_what_it_builds_from_and_nobody_is_root_in_it() -> None:
     users = re.findall(r"^USER (\d+)", text("Dockerfile"), re.MULTILINE)
     assert users
     assert "0" not in users
+
+
+def test_the_command_line_knows_what_the_image_says_to_it() -> None:
+    """In a container, loopback is of no use: ``twiceshy up`` has to be told where to listen."""
+    pytest.importorskip("proxy.cli")
+    entry = re.search(r"^ENTRYPOINT (.*)$", text("Dockerfile"), re.MULTILINE)
+    command = re.search(r"^CMD (.*)$", text("Dockerfile"), re.MULTILINE)
+    assert entry
+    assert command
+    assert json.loads(entry[1]) == list(PROJECT["project"]["scripts"])
+    verb, *options = json.loads(command[1])
+    program = "import sys; from proxy.cli import main; sys.exit(main())"
+    told = subprocess.run(
+        [sys.executable, "-c", program, verb, "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    for option in options:
+        assert not option.startswith("--") or option in told.stdout
 
 
 def test_the_compose_file_opens_nothing_to_the_network() -> None:
