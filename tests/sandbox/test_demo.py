@@ -1,0 +1,55 @@
+import io
+import os
+import signal
+import subprocess
+import sys
+
+from sandbox.client import PROJECT
+from sandbox.demo import Demo
+from sandbox.screen import RED, Screen
+from sandbox.stage import Stage, processes, read
+
+
+def left_of(folder: str) -> list[int]:
+    needle = folder.encode()
+    return [pid for pid in processes() if pid != os.getpid() and needle in read(pid, "environ") + read(pid, "cmdline")]
+
+
+def test_naive_pays_three_times() -> None:
+    out = io.StringIO()
+    with Stage() as stage:
+        demo = Demo(stage, Screen(out))
+        assert demo.undisturbed().counts == {"llm": 2, "payments": 1, "crm": 1, "email": 1}
+        assert demo.naive().counts == {"llm": 5, "payments": 3, "crm": 2, "email": 1}
+    assert left_of(str(stage.folder)) == []
+    assert not stage.folder.exists()
+    assert out.getvalue().count("SIGKILL") == 2
+
+
+def test_ctrl_c_leaves_nothing() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "sandbox.demo"], cwd=PROJECT, stdout=subprocess.PIPE, text=True
+    ) as demo:
+        assert demo.stdout is not None
+        assert any("order A-1001" in line for line in demo.stdout)
+        log = next(word for pid in children(demo.pid) for word in read(pid, "cmdline").split(b"\0") if b".log" in word)
+        folder = os.path.dirname(log.decode())
+        demo.send_signal(signal.SIGINT)
+        rest = demo.stdout.read()
+        assert demo.wait(60) == 130
+    assert "interrupted" in rest
+    assert left_of(folder) == []
+    assert not os.path.exists(folder)
+
+
+def children(pid: int) -> list[int]:
+    return [each for each in processes() if f"\nPPid:\t{pid}\n".encode() in read(each, "status")]
+
+
+def test_streamed_words_share_a_line() -> None:
+    out = io.StringIO()
+    screen = Screen(out)
+    for line in ("1 order", "  …Dear", "  … customer", "2 done"):
+        screen.echo(line)
+    screen.say("end", RED)
+    assert out.getvalue() == "   │ 1 order\n   │   Dear customer \n   │ 2 done\nend\n"
