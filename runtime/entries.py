@@ -170,7 +170,17 @@ class Conflict:
     """The row is not as the entry supposes: taken over, answered first by another, or present already."""
 
 
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """bind, renew: the attempt is the run's current one and lives with this sidecar. ``lease_left`` in seconds."""
+
+    n: int
+    uuid: UUID
+    lease_left: float
+
+
 Outcome = Begun | Recorded | Fenced | Stopped | Conflict
+
 
 # ---- what is read
 
@@ -197,6 +207,9 @@ class StepRow:
     place: int
     first_sent_at: datetime
     answers: list[AnswerRow] = field(default_factory=list)
+    #: False: ``facts.request_body`` is large, was left in the database, and b"" stands for it. Never so for a
+    #: step that may be sent again.
+    request_loaded: bool = True
 
 
 @dataclass(slots=True)

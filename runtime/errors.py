@@ -1,12 +1,13 @@
 """Every error of the project, as a tree.
 
-    TwiceshyError
-    ├── UsageError            bad input on the command line or in a file: one line, exit code 2
-    ├── NotFound              no such run or step
-    ├── Held                  another attempt has the run (exit code 75)
-    ├── NotNow                the run or step is not in the state that the verb needs
-    ├── DatabaseAway          Postgres cannot be reached: nothing was sent, nothing was written
-    └── Unreadable            a journal row cannot be understood: fail closed
+TwiceshyError
+├── UsageError            bad input on the command line or in a file: one line, exit code 2
+├── NotFound              no such run or step
+├── Held                  another attempt has the run (exit code 75)
+├── NotNow                the run or step is not in the state that the verb needs
+├── DatabaseAway          Postgres cannot be reached: nothing was sent, nothing was written
+├── Unreadable            a journal row cannot be understood: fail closed
+└── Unwritable            Postgres refuses an entry's values: nothing of it was written
 """
 
 
@@ -23,7 +24,15 @@ class NotFound(TwiceshyError):
 
 
 class Held(TwiceshyError):
-    """Another attempt has the run: its lease has not run out and its process is not proved dead."""
+    """Another attempt has the run: its lease has not run out and its process is not proved dead.
+
+    ``wait``: seconds after which the run may be taken over if its owner stays silent; on the same connection,
+    because only time with the database counts.
+    """
+
+    def __init__(self, message: str, wait: float = 0.0) -> None:
+        super().__init__(message)
+        self.wait = wait
 
 
 class NotNow(TwiceshyError):
@@ -36,3 +45,7 @@ class DatabaseAway(TwiceshyError):
 
 class Unreadable(TwiceshyError):
     """A row of the journal cannot be understood. It is never taken for 'not there'."""
+
+
+class Unwritable(TwiceshyError):
+    """Postgres refuses the values of an entry (a NUL in a text, a status out of range). Nothing of it was written."""

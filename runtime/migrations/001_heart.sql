@@ -24,9 +24,12 @@ CREATE TABLE twiceshy.sidecar (
     expires_at timestamptz NOT NULL,
     ended_at   timestamptz
 );
+-- A successor ends its predecessors of the same folder.
+CREATE INDEX sidecar_living ON twiceshy.sidecar (host, folder) WHERE ended_at IS NULL;
 
+-- Ids sort by their bytes: every writer locks runs in this order, so that no two wait for each other.
 CREATE TABLE twiceshy.run (
-    id               text PRIMARY KEY CHECK (id ~ '^[A-Za-z0-9._~-]{1,200}$'),
+    id               text COLLATE "C" PRIMARY KEY CHECK (id ~ '^[A-Za-z0-9._~-]{1,200}$'),
     uuid             uuid NOT NULL DEFAULT gen_random_uuid(),
     agent            text NOT NULL DEFAULT '',
     status           text NOT NULL DEFAULT 'queued' CHECK (status IN (
@@ -35,12 +38,17 @@ CREATE TABLE twiceshy.run (
     input            bytea,
     result           bytea,
     error            text,
-    -- The lease of the current attempt. token_hash NULL: nobody may act for this run now.
+    -- The lease of the current attempt. token_hash NULL: nobody may act for this run now. sidecar: the one
+    -- process that this attempt lives with (as in its attempt row), NULL until its first request. They stand
+    -- here so that the whole fence is one row: who locks it, decides.
     attempt          int NOT NULL DEFAULT 0,
     token_hash       bytea,
+    sidecar          text,
     lease_expires_at timestamptz,
     -- step.begun and answer.recorded come from here, so that their order is known.
     counter          bigint NOT NULL DEFAULT 0,
+    -- step.begun of the newest step: what tells whether an attempt made progress.
+    newest           bigint NOT NULL DEFAULT 0,
     -- Once a token was handed out, a request without one is refused.
     tokened          boolean NOT NULL DEFAULT false,
     -- Consecutive attempts that ended in death or failure with no new step.
@@ -56,7 +64,7 @@ CREATE TABLE twiceshy.run (
 CREATE INDEX run_status ON twiceshy.run (status, created_at);
 
 CREATE TABLE twiceshy.attempt (
-    run_id     text NOT NULL,
+    run_id     text COLLATE "C" NOT NULL,
     n          int NOT NULL,
     token_hash bytea NOT NULL,
     kind       text NOT NULL CHECK (kind IN ('launcher', 'claim', 'group', 'named')),
@@ -77,9 +85,10 @@ CREATE TABLE twiceshy.attempt (
     PRIMARY KEY (run_id, n)
 );
 
+-- No index but the primary key: the one small update of a step (sent -> answered) stays on its page (HOT).
 CREATE TABLE twiceshy.step (
-    run_id        text NOT NULL,
-    key           text NOT NULL,
+    run_id        text COLLATE "C" NOT NULL,
+    key           text COLLATE "C" NOT NULL,
     begun         bigint NOT NULL,
     attempt       int NOT NULL,
     kind          text NOT NULL DEFAULT 'http' CHECK (kind IN ('http', 'local', 'sleep', 'wait', 'value')),
@@ -91,9 +100,11 @@ CREATE TABLE twiceshy.step (
     secondary     bytea NOT NULL,
     method        text NOT NULL,
     url           text NOT NULL,
-    -- The exchange that may move a sent step, the sidecar that has it, and the place its answer takes.
-    exchange      uuid,
-    sidecar       text,
+    -- The exchange that may move a sent step, the sidecar that has it, and the place its answer takes. They
+    -- stay when the step has moved on: a COMMIT of unknown fate is repeated by the exchange's id, and an
+    -- answer that comes late settles the step that its own exchange left ambiguous.
+    exchange      uuid NOT NULL,
+    sidecar       text NOT NULL,
     place         int NOT NULL DEFAULT 0,
     wire_key      text,
     -- What went first, byte for byte after injection, without credentials: head as JSON, then the body.
@@ -105,12 +116,12 @@ CREATE TABLE twiceshy.step (
     -- What is known of an outcome that was lost, in words.
     evidence      text,
     PRIMARY KEY (run_id, key),
-    CHECK ((state = 'sent') = (exchange IS NOT NULL AND sidecar IS NOT NULL))
+    CHECK (length(fingerprint) = 32 AND length(secondary) = 16 AND occurrence >= 0 AND place >= 0)
 ) WITH (fillfactor = 80);
 
 CREATE TABLE twiceshy.answer (
-    run_id      text NOT NULL,
-    key         text NOT NULL,
+    run_id      text COLLATE "C" NOT NULL,
+    key         text COLLATE "C" NOT NULL,
     n           int NOT NULL,
     recorded    bigint NOT NULL,
     -- The exchange that brought it: a COMMIT of unknown fate is repeated by it.
@@ -132,13 +143,28 @@ CREATE TABLE twiceshy.answer (
     tokens      bigint NOT NULL DEFAULT 0,
     recorded_at timestamptz NOT NULL DEFAULT twiceshy.now(),
     PRIMARY KEY (run_id, key, n),
-    CHECK (body IS NULL OR body_id IS NULL)
+    CHECK (n >= 0 AND size >= 0),
+    CHECK (body IS NULL OR (body_id IS NULL AND length(body) = size))
 );
+-- The few that a failed attempt turns into a question.
+CREATE INDEX answer_doubtful ON twiceshy.answer (run_id) WHERE finality = 'doubtful';
 
+-- Pieces are written and read whole, and most large bodies are compressed already.
 CREATE TABLE twiceshy.body (
-    run_id text NOT NULL,
+    run_id text COLLATE "C" NOT NULL,
     id     uuid NOT NULL,
-    part   int NOT NULL,
+    part   int NOT NULL CHECK (part >= 0),
     data   bytea NOT NULL,
     PRIMARY KEY (run_id, id, part)
 );
+ALTER TABLE twiceshy.body ALTER COLUMN data SET STORAGE EXTERNAL;
+
+-- pglz takes about 10 ms per MB, and the one writer of a sidecar would wait for it; lz4 (14+, where built in) does not.
+DO $$
+BEGIN
+    EXECUTE 'ALTER TABLE twiceshy.step ALTER COLUMN request_body SET COMPRESSION lz4';
+    EXECUTE 'ALTER TABLE twiceshy.answer ALTER COLUMN body SET COMPRESSION lz4';
+EXCEPTION WHEN syntax_error OR feature_not_supported OR invalid_parameter_value THEN
+    NULL;
+END
+$$;
