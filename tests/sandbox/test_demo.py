@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 from sandbox.client import PROJECT
 from sandbox.demo import Demo
@@ -33,13 +34,13 @@ def test_ctrl_c_leaves_nothing() -> None:
         assert demo.stdout is not None
         assert any("order A-1001" in line for line in demo.stdout)
         log = next(word for pid in children(demo.pid) for word in read(pid, "cmdline").split(b"\0") if b".log" in word)
-        folder = os.path.dirname(log.decode())
+        folder = Path(log.decode()).parent
         demo.send_signal(signal.SIGINT)
         rest = demo.stdout.read()
         assert demo.wait(60) == 130
     assert "interrupted" in rest
-    assert left_of(folder) == []
-    assert not os.path.exists(folder)
+    assert left_of(str(folder)) == []
+    assert not folder.exists()
 
 
 def children(pid: int) -> list[int]:
