@@ -4,6 +4,7 @@ The file is looked for from the working folder upwards, or named by ``TWICESHY_C
 are an error. ``twiceshy env`` and the docs print the help texts below.
 """
 
+import json
 import os
 import tomllib
 from pathlib import Path
@@ -24,25 +25,39 @@ class Settings(BaseModel):
         description="durable; for comparison only: journal (no keys, an unknown outcome is sent again), naive (forward only)",
     )
     unidentified: Literal["refuse", "pass"] = Field("refuse", description="what becomes of requests that name no run")
-    lease: float = Field(30.0, gt=0, description="how long an attempt or a sidecar is believed alive unheard of; renewed each third")
+    lease: float = Field(
+        30.0, gt=0, description="how long an attempt or a sidecar is believed alive unheard of; renewed each third"
+    )
     connect_timeout: float = Field(10.0, gt=0, description="to connect to an upstream")
     first_byte_timeout: float = Field(900.0, gt=0, description="from the request's last byte to the answer's head")
     silence_timeout: float = Field(300.0, gt=0, description="between two pieces of an answer's body")
     exchange_timeout: float = Field(7200.0, gt=0, description="for a whole exchange")
     record_wait: float = Field(60.0, gt=0, description="how long an answer's end is held back for its record")
     database_wait: float = Field(20.0, gt=0, description="how long a request is held while Postgres is away")
-    resend: int = Field(2, ge=0, description="how often the sidecar itself sends again after a network failure (never at_most_once)")
+    resend: int = Field(
+        2, ge=0, description="how often the sidecar itself sends again after a network failure (never at_most_once)"
+    )
     request_body_max: int = Field(64 << 20, gt=0, description="largest request body")
-    memory_body: int = Field(1 << 20, gt=0, description="an answer's body beyond this goes through a file and into pieces")
-    index_body: int = Field(16 << 10, ge=0, description="an answer's body up to this is kept with the run's index in memory")
+    memory_body: int = Field(
+        1 << 20, gt=0, description="an answer's body beyond this goes through a file and into pieces"
+    )
+    index_body: int = Field(
+        16 << 10, ge=0, description="an answer's body up to this is kept with the run's index in memory"
+    )
     client_buffer: int = Field(256 << 10, gt=0, description="how much of an answer may be on its way to one client")
-    record_memory: int = Field(256 << 20, gt=0, description="answers kept in memory while Postgres cannot record them")
+    gateway_hosts: str = Field(
+        "", description="further names, comma separated, by which the gateway address may be called"
+    )
     max_attempts: int = Field(5, gt=0, description="consecutive attempts that die or fail without a new step")
-    idle_timeout: float = Field(3600.0, gt=0, description="an attempt without a launcher ends after this long without a request")
+    idle_timeout: float = Field(
+        3600.0, gt=0, description="an attempt without a launcher ends after this long without a request"
+    )
     poll: float = Field(1.0, gt=0, description="how often the database is asked for what may have changed")
     drain: float = Field(10.0, ge=0, description="how long a stopping sidecar waits for its exchanges")
     extra_ca: str | None = Field(None, description="file of further CA certificates for upstreams")
-    deny_private: bool = Field(False, description="refuse private addresses as upstreams (link-local and metadata always are)")
+    deny_private: bool = Field(
+        False, description="refuse private addresses as upstreams (link-local and metadata always are)"
+    )
     route: list[dict[str, Any]] = Field(default_factory=list, description="[[route]] tables, see the rules chapter")
 
 
@@ -70,7 +85,9 @@ def load(flags: dict[str, Any] | None = None, start: Path | None = None) -> Sett
     path = config_file(start)
     if path is not None:
         try:
-            values.update(tomllib.loads(path.read_text("utf-8")))
+            text = path.read_text("utf-8")
+            # JSON is what a keeper hands its sidecar: settings as they were when it was asked for.
+            values.update(json.loads(text) if path.suffix == ".json" else tomllib.loads(text))
         except (OSError, ValueError) as error:
             raise UsageError(f"{path}: {error}") from error
     for name, text in os.environ.items():
