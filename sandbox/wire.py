@@ -151,7 +151,7 @@ class _Body:
 def _read_head(head: bytes) -> tuple[str, str, Headers]:
     first, *lines = head.split(b"\r\n")
     parts = first.split(b" ")
-    if len(parts) != 3 or parts[2] not in (b"HTTP/1.1", b"HTTP/1.0") or b"\n" in head.replace(b"\r\n", b""):
+    if len(parts) != 3 or parts[2] != b"HTTP/1.1" or b"\n" in head.replace(b"\r\n", b""):
         raise Malformed("no request line")
     headers = []
     for line in lines:

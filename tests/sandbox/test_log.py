@@ -67,6 +67,7 @@ def test_expect_continue_is_answered(sandbox: Sandbox) -> None:
     "data",
     [
         b"GET /any/x\r\n\r\n",
+        b"GET /any/x HTTP/1.0\r\n\r\n",
         b"GET /any/x HTTP/1.1\r\nA: b\n C: d\r\n\r\n",
         b"GET /any/x HTTP/1.1\r\nA : b\r\n\r\n",
         b"POST /any/x HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 1\r\n\r\na",
