@@ -33,6 +33,7 @@ from runtime.folder import hold_kept_port, open_log, tail
 
 NAME = "twiceshy"  # of the role and of the database
 READY_WITHIN = 120.0  # seconds from spawn to the first connection: crash recovery can take its time
+LEAVE_WITHIN = 5.0  # seconds for a server whose parent has died, before it is asked to end
 STOP_WITHIN = 30.0  # seconds for a clean shutdown (it ends with a checkpoint) before a hard one
 OUT_OF_PATH = ("usr/lib/postgresql/*/bin", "usr/pgsql-*/bin", "usr/local/pgsql/bin")  # where packages hide it
 ADVICE = "or set DATABASE_URL to a PostgreSQL server (13 or newer)"
@@ -231,7 +232,7 @@ class Postgres:
 
         They are known by their working folder, which for a server is its data folder.
         """
-        steps = ((5.0, signal.SIGINT), (STOP_WITHIN, signal.SIGQUIT), (10.0, signal.SIGKILL), (10.0, None))
+        steps = ((LEAVE_WITHIN, signal.SIGINT), (STOP_WITHIN, signal.SIGQUIT), (10.0, signal.SIGKILL), (10.0, None))
         for patience, signum in steps:
             end = time.monotonic() + patience
             while left := _working_in(self.data):
@@ -243,8 +244,10 @@ class Postgres:
             if signum is None:
                 raise DatabaseAway(f"processes of an earlier server do not end: {left} in {self.data}")
             for pid in left:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signum)
+                # A server's children are the server's to end: a signal means something else to each of them.
+                if signum == signal.SIGKILL or _parent(pid) not in left:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signum)
         # Its lock file may name a pid that belongs to something else by now (after a reboot, in a container), which
         # PostgreSQL would take for a living server. There is none: see above.
         (self.data / "postmaster.pid").unlink(missing_ok=True)
@@ -339,6 +342,13 @@ def _working_in(folder: Path) -> list[int]:
                 if (process / "cwd").readlink() == where:
                     pids.append(int(process.name))
     return pids
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def _write_private(path: Path, text: str) -> None:

@@ -11,6 +11,9 @@ import itertools
 import os
 import shutil
 import signal
+import subprocess
+import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Coroutine, Iterator
@@ -26,6 +29,8 @@ from runtime.embedded import Postgres
 
 T = TypeVar("T")
 
+#: The uid of a user without rights, for what root tries as somebody else.
+NOBODY = 65534
 EXTERNAL = os.environ.get("TWICESHY_TEST_DATABASE_URL") or os.environ.get("DATABASE_URL")
 _numbers = itertools.count(1)
 
@@ -85,6 +90,18 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield folder
         left = _still_keeping(folder, patience=15.0)
     assert not left, f"keeper {left} of {folder} did not end"
+
+
+@pytest.fixture(scope="session")
+def python_of_nobody() -> str:
+    """A Python that another user may run, and that can read our packages (root's may stand below /root)."""
+    packages = ["runtime/__init__.py", sysconfig.get_path("purelib") + "/asyncpg/__init__.py"]
+    series = f"{sys.version_info.major}.{sys.version_info.minor}"
+    for python in (sys.executable, f"/usr/bin/python{series}", f"/usr/local/bin/python{series}"):
+        look = ["/bin/sh", "-c", 'test -r "$1" && test -r "$2" && "$3" -c ""', "sh", *packages, python]
+        if subprocess.run(look, user=NOBODY, group=NOBODY, extra_groups=[], stderr=subprocess.DEVNULL).returncode == 0:
+            return python
+    pytest.skip("no Python here that another user may run")
 
 
 # ---- how
