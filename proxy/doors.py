@@ -17,6 +17,8 @@ from collections.abc import Callable
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
+from proxy.peers import Process
+
 _HIGH_WATER = 64 << 10
 #: Polling for acknowledgement: seconds, doubled up to the last.
 _POLL_FIRST, _POLL_LAST = 0.001, 0.02
@@ -50,6 +52,9 @@ class Door(asyncio.Protocol):
         self.on_reset: Callable[[], None] | None = None  # called once when the client resets the connection
         self.peer: tuple[str, int] | None = None
         self.local: tuple[str, int] | None = None
+        self.process: Process | None = None  # of a client that named no token, when it could be read
+        self.answered = False  # the end of the answer under way is written, its acknowledgement is awaited
+        self._believed = False
         self._fd = -1
 
     # ---- asyncio.Protocol
@@ -61,8 +66,8 @@ class Door(asyncio.Protocol):
         transport.set_write_buffer_limits(high=_HIGH_WATER)
         sock = transport.get_extra_info("socket")
         self._fd = sock.fileno()
-        self.peer = (transport.get_extra_info("peername") or (None,))[:2] or None
-        self.local = (transport.get_extra_info("sockname") or (None,))[:2] or None
+        self.peer = transport.get_extra_info("peername")[:2]
+        self.local = transport.get_extra_info("sockname")[:2]
         # A client counts as attached only while its socket answers.
         third = max(1, int(self._lease / 3))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -168,8 +173,9 @@ class Door(asyncio.Protocol):
     async def acknowledged(self, limit: float = 1.0) -> bool:
         """Wait until all that was written is acknowledged (True), or the client is gone, or *limit* seconds.
 
-        A further request on the connection is an acknowledgement as well.
+        A further request on the connection is an acknowledgement as well, and so is ``believe``.
         """
+        self._believed = False
         if not self.gone and self.unacknowledged() == 0:
             return True
         seen, event = self._received, asyncio.Event()
@@ -184,11 +190,24 @@ class Door(asyncio.Protocol):
                 except TimeoutError:
                     step = min(step * 2, _POLL_LAST)
                 event.clear()
-                if self._received > seen or (not self.gone and self.unacknowledged() == 0):
+                if self._received > seen or self._believed or (not self.gone and self.unacknowledged() == 0):
                     return True
         finally:
             self.unwatch(event)
         return False
+
+    async def answered_whole(self) -> bool:
+        """The end of an answer was written: wait for its acknowledgement, as ``acknowledged`` does."""
+        self.answered = True
+        try:
+            return await self.acknowledged()
+        finally:
+            self.answered = False
+
+    def believe(self) -> None:
+        """The client asks for something again elsewhere and has not closed this connection: it has its answer."""
+        self._believed = True
+        self._wake()
 
     def _end(self) -> None:
         if not self.gone:

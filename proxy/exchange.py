@@ -23,12 +23,6 @@ from runtime.step import Effect, Finality, State
 
 Mode = Literal["durable", "journal", "naive"]
 
-#: How much earlier than its documented end a key's retention is taken to be over: a tenth, at least a minute.
-RETENTION_MARGIN = 0.1
-#: Retention of a key whose provider says none, and of an idempotent request without key (DESIGN §3.4).
-RETENTION_UNKNOWN = 24 * 3600.0
-RETENTION_KEYLESS = 5 * 60.0
-
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
@@ -43,8 +37,7 @@ class Arrival:
     token_is_call: bool = False  # the SDK keeps that token over its retries, so another one is another call
     beaten: bool = False  # the beat for a FIN on its way was waited
     tokenless: bool = False  # its attempt was never claimed, so nobody vouches for what a repetition means
-    retention: float | None = None  # seconds that the upstream knows an idempotency key; None: not documented
-    keyed: bool = True  # an idempotency key goes with it
+    retention: float = 0.0  # seconds after the first sending within which the same bytes may go again
 
 
 # ---- decisions
@@ -201,7 +194,7 @@ def look_up(tape: Tape, step: Step, arrival: Arrival, now: float, mode: Mode) ->
     last = step.last
     if step.had < len(step.answers):
         trailing = step.had == len(step.answers) - 1 and not under_way
-        if trailing and last is not None and (_try_again(tape, step, last) or _settled_to_send(step, last)):
+        if trailing and last is not None and (_try_again(tape, last) or _settled_to_send(step, last)):
             return _again(step, place=step.had)
         return Replay(step, step.had)
     if step.state is State.ANSWERED and last is not None and last.facts.finality is not Finality.PROVISIONAL:
@@ -214,7 +207,7 @@ def _settled_to_send(step: Step, last: AnswerRow) -> bool:
     return step.state is State.NOT_SENT and last.facts.finality is Finality.DOUBTFUL
 
 
-def _try_again(tape: Tape, step: Step, last: AnswerRow) -> bool:
+def _try_again(tape: Tape, last: AnswerRow) -> bool:
     """DESIGN §3.8: a provisional last answer is asked again in a new attempt if nothing was built on it."""
     if last.facts.finality is not Finality.PROVISIONAL or last.attempt == tape.attempt:
         return False
@@ -231,25 +224,13 @@ def _under_way(step: Step, arrival: Arrival, now: float, mode: Mode) -> Decision
         return _again(step, place=step.place, replaces=step.exchange, drift=True)
     if step.effect is Effect.REPEATABLE:
         return _again(step, place=step.place, replaces=step.exchange, drift=True)
-    if step.effect is Effect.IDEMPOTENT and now - step.first_sent_at < _retained(arrival):
+    if step.effect is Effect.IDEMPOTENT and now - step.first_sent_at < arrival.retention:
         return _again(step, place=step.place, replaces=step.exchange, first=True)
     return Ambiguous(step)
 
 
-def _retained(arrival: Arrival) -> float:
-    """Seconds after the first sending within which a key is surely known upstream."""
-    if not arrival.keyed:
-        return RETENTION_KEYLESS
-    whole = RETENTION_UNKNOWN if arrival.retention is None else arrival.retention
-    return whole - max(60.0, whole * RETENTION_MARGIN)
-
-
-def _again(
-    step: Step, *, place: int, replaces: UUID | None = None, first: bool = False, drift: bool = False
-) -> Send:
-    return Send(
-        step, occurrence=step.facts.occurrence, place=place, replaces=replaces, first=first, drift=drift
-    )
+def _again(step: Step, *, place: int, replaces: UUID | None = None, first: bool = False, drift: bool = False) -> Send:
+    return Send(step, occurrence=step.facts.occurrence, place=place, replaces=replaces, first=first, drift=drift)
 
 
 def _new(tape: Tape, arrival: Arrival) -> Send:

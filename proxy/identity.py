@@ -65,7 +65,7 @@ class Addressed:
     gateway: bool
 
 
-def address(method: str, raw_target: str, headers: Headers, tunnel: Target | None = None) -> Addressed | Refusal:
+def address(raw_target: str, headers: Headers, tunnel: Target | None = None) -> Addressed | Refusal:
     """Read the head of a request. *tunnel*: what CONNECT named, for requests inside a tunnel."""
     found: list[Named] = []
     credentials = _values(headers, b"proxy-authorization")
@@ -107,8 +107,7 @@ def end_to_end(headers: Headers) -> Headers:
     return tuple(
         (name, value)
         for name, value in headers
-        if (lower := name.lower()) not in dropped
-        and not lower.startswith((b"proxy-", b"twiceshy-"))
+        if (lower := name.lower()) not in dropped and not lower.startswith((b"proxy-", b"twiceshy-"))
     )
 
 
@@ -153,7 +152,7 @@ def _basic(value: bytes) -> Named | Refusal:
     return _pair(text, "the proxy credentials")
 
 
-def _by_header(headers: Headers, found: list[Named]) -> Named | None | Refusal:
+def _by_header(headers: Headers, found: list[Named]) -> Named | Refusal | None:
     """Merge what headers name into what credentials or the gateway path named."""
     texts: dict[str, str] = {}
     for name in ("run", "token", "step"):

@@ -9,7 +9,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from proxy.message import Headers, Request
+from proxy.message import Request
 from runtime.errors import Unreadable
 
 #: Headers that are credentials: never stored. Names that end so are credentials too.
@@ -78,9 +78,7 @@ def recall(head: bytes, body: bytes, fresh: Request, secret_query: frozenset[str
         target = first["target"]
         if secret_query and "?" in target:
             target = f"{target.partition('?')[0]}?{_fill(target.partition('?')[2], fresh.query, secret_query)}"
-        return Request(
-            first["method"], first["scheme"], first["host"], first["port"], target, tuple(headers), body
-        )
+        return Request(first["method"], first["scheme"], first["host"], first["port"], target, tuple(headers), body)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Unreadable(f"the stored request head cannot be read: {error!r}") from error
 

@@ -15,6 +15,8 @@ from enum import Enum
 from typing import Protocol
 from uuid import UUID, uuid4
 
+from runtime.journal import Journal
+
 from proxy import streams, wire
 from proxy.aftermath import Failure, Then, after, pause
 from proxy.message import Headers, Request
@@ -40,7 +42,6 @@ from runtime.entries import (
     Stopped,
 )
 from runtime.errors import DatabaseAway
-from runtime.journal import Journal
 from runtime.settings import Settings
 from runtime.step import Effect, Finality, RunStatus, State, finality
 
@@ -79,6 +80,7 @@ class Owner(Protocol):
     run_id: str
     fence: Fence
     tape: Tape
+    outdated: bool
 
     def refuse(self, refusal: Refusal) -> None: ...
     def outcome_refusal(self, outcome: Fenced | Stopped) -> Refusal: ...
@@ -133,6 +135,12 @@ class Exchange:
     def unwatch(self, event: asyncio.Event) -> None:
         self._watchers.discard(event)
 
+    def owned_by(self, owner: Owner) -> None:
+        """A new attempt of the run began: what this exchange learns goes onto its tape."""
+        self._owner = owner
+        if self.effect is not Effect.READ:
+            self._fence = owner.fence
+
     def client_left(self) -> None:
         """A client is gone. A read is cancelled with its last one; everything else is drained."""
         alone = self.effect in (Effect.READ, Effect.PASSTHROUGH) and self.clients == 0
@@ -163,7 +171,7 @@ class Exchange:
                 row, state = await self._go()
         except TimeoutError:
             limit = f"{self._shell.settings.exchange_timeout:g} s (exchange_timeout)"
-            row, state = await self._failed(Failure.SILENT, f"the exchange took longer than {limit}", last=True)
+            row, state = await self._failed(Failure.SILENT, f"the exchange took longer than {limit}")
         except asyncio.CancelledError:
             self._end(Ending.LOST)
             if self.effect is Effect.READ and self._delivered_before_a_step():
@@ -262,7 +270,7 @@ class Exchange:
                 await self._put_parts(whole=False)
         if length is not None and self.spool.size < length:
             raise Cut(f"{self.spool.size} of {length} bytes came")
-        if hold.strict and not hold.ended:
+        if hold.strict and not hold.close():
             raise Cut("the stream ended without its end marker")
         self.whole = True
 
@@ -364,9 +372,7 @@ class Exchange:
 
     # ---- failures
 
-    async def _failed(
-        self, failure: Failure, words: str, *, last: bool = False
-    ) -> tuple[AnswerRow | None, State | None]:
+    async def _failed(self, failure: Failure, words: str) -> tuple[AnswerRow | None, State | None]:
         then = self._after(failure, 0)
         if then is Then.AMBIGUOUS and self._journalled:
             await self._stop_ambiguous(failure, words)
@@ -419,6 +425,8 @@ class Exchange:
             return
         assert isinstance(outcome, Conflict)
         log.warning("run %s step %s: the journal names another exchange", self.run_id, self._key())
+        if self._owner is not None:
+            self._owner.outdated = True
         self._end(Ending.LOST)
 
     def _refuse(self, refusal: Refusal) -> None:

@@ -50,19 +50,15 @@ async def give(client: Client, head: Head, body: bytes, extra: Headers = ()) -> 
     if kind is not Framing.NONE:
         out += wire.piece(body, kind) + wire.end(kind)
     client.door.write(out)
-    return await client.door.acknowledged()
+    return await client.door.answered_whole()
 
 
-async def replay(
-    client: Client, row: AnswerRow, body: AsyncIterator[bytes] | bytes, extra: Headers
-) -> bool:
+async def replay(client: Client, row: AnswerRow, body: AsyncIterator[bytes] | bytes, extra: Headers) -> bool:
     """Give a recorded answer, byte for byte; True when it was delivered whole (a cut one: as cut)."""
     facts = row.facts
     door = client.door
     kind = wire.framing(client.method, facts.status, facts.headers, http10=client.http10)
-    out = wire.head(
-        facts.status, facts.reason, facts.headers, kind, keep_alive=client.keep_alive, extra=extra
-    )
+    out = wire.head(facts.status, facts.reason, facts.headers, kind, keep_alive=client.keep_alive, extra=extra)
     if isinstance(body, bytes):
         if kind is not Framing.NONE:
             out += wire.piece(body, kind) + (wire.end(kind) if facts.whole else b"")
@@ -84,7 +80,7 @@ async def replay(
             door.unwatch(wake)
         if facts.whole:
             door.write(wire.end(kind))
-    delivered = await door.acknowledged()
+    delivered = await door.answered_whole()
     if not facts.whole and kind is not Framing.NONE:
         door.abort()
         return True
@@ -119,9 +115,7 @@ async def _feed(client: Client, exchange: Exchange, extra: Headers, wake: asynci
         if head is not None and not sent_head:
             kind = wire.framing(client.method, head.status, head.headers, http10=client.http10)
             if ending is not None or (kind is not Framing.NONE and not _soon(exchange)):
-                out = wire.head(
-                    head.status, head.reason, head.headers, kind, keep_alive=client.keep_alive, extra=extra
-                )
+                out = wire.head(head.status, head.reason, head.headers, kind, keep_alive=client.keep_alive, extra=extra)
                 sent_head = exchange.heard = True
         if sent_head and door.writable:
             count = min(exchange.released - offset, client.buffer)
@@ -165,7 +159,7 @@ async def _woken(wake: asyncio.Event, limit: float | None) -> bool:
 
 
 async def _delivered(client: Client, exchange: Exchange) -> bool:
-    delivered = await client.door.acknowledged()
+    delivered = await client.door.answered_whole()
     if exchange.effect is Effect.READ:
         exchange.delivered = exchange.spool.size
     return delivered

@@ -146,9 +146,7 @@ class Tape:
     def unclaimed(self) -> int:
         """How many answered steps that are no reads this attempt has not asked for."""
         return sum(
-            1
-            for step in self.steps.values()
-            if not step.claimed and step.answers and step.effect is not Effect.READ
+            1 for step in self.steps.values() if not step.claimed and step.answers and step.effect is not Effect.READ
         )
 
 

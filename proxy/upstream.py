@@ -222,4 +222,3 @@ class Upstream:
         for session in self._sessions.values():
             await session.close()
         self._sessions.clear()
-

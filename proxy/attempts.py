@@ -1,0 +1,254 @@
+"""The runs that this sidecar serves, and which attempt of each may act through it.
+
+``Attempts.of`` answers a named request with the run's current attempt, or with the refusal it gets. Fencing is
+the database's: a token is bound in the first request's transaction, checked again in every intent, and
+confirmed each third of a lease in between; replays and reads rest on the last confirmation.
+"""
+
+import asyncio
+import json
+import logging
+import time
+from uuid import UUID
+
+from runtime.journal import Journal
+from runtime.runs import hash_token
+
+from proxy.doors import Door
+from proxy.identity import Named
+from proxy.peers import Process
+from proxy.recorder import Exchange
+from proxy.refusals import Refusal
+from proxy.tape import Step, Tape, Where, build
+from runtime.entries import AnswerRow, Bound, Fence, Fenced, Stopped, TapeRows
+from runtime.settings import Settings
+from runtime.step import RunStatus, State
+
+log = logging.getLogger("twiceshy.attempts")
+_STOPS = {RunStatus.AMBIGUOUS: "ambiguous", RunStatus.DIVERGED: "diverged", RunStatus.OVER_BUDGET: "over-budget"}
+#: How much of a lease is left unused when it is trusted without asking: for clocks that run apart.
+_MARGIN = 0.1
+
+
+class Run:
+    """A run's current attempt, in the memory of the sidecar it lives with."""
+
+    def __init__(self, fence: Fence, bound: Bound, rows: TapeRows, tape: Tape, lease: float) -> None:
+        self.run_id = fence.run_id
+        self.fence = fence
+        self.uuid: UUID = bound.uuid
+        self.tape = tape
+        self.exchanges: dict[UUID, Exchange] = {}
+        self.ended: dict[UUID, tuple[AnswerRow | None, State | None]] = {}
+        self.refusal: Refusal | None = None
+        self.serving: dict[Door, Step | None] = {}  # clients being answered, and what for
+        self.outdated = False  # another process moved a step: the journal must be read again
+        self.requests = 0  # of this attempt, so that a reset can tell whether anything began since
+        self.tokenless = False
+        self.stale = False  # tokenless: the process that spoke first is gone, another of its group speaks
+        self.idle_since = time.monotonic()
+        self.saved: bytes = b""
+        self.process: Process | None = None  # tokenless: the first process that spoke
+        self._clock = rows.now.timestamp() - time.monotonic()
+        self._lease = lease
+        self.confirm(bound)
+
+    def confirm(self, bound: Bound) -> None:
+        self.trusted_until = time.monotonic() + bound.lease_left - self._lease * _MARGIN
+
+    def now(self) -> float:
+        """Seconds by the database's clock."""
+        return time.monotonic() + self._clock
+
+    @property
+    def attached(self) -> bool:
+        """A client waits on an exchange of this run: a long call is not a dead agent."""
+        return bool(self.serving) or any(exchange.clients for exchange in self.exchanges.values())
+
+    def refuse(self, refusal: Refusal) -> None:
+        """From now on every request of the attempt gets *refusal*, and what is open to it is cut."""
+        if self.refusal is None:
+            self.refusal = refusal
+            log.warning("run %s: %s: %s", self.run_id, refusal.code, refusal.message)
+
+    def cut_clients(self) -> None:
+        for door in list(self.serving):
+            door.abort()
+
+    def outcome_refusal(self, outcome: Fenced | Stopped) -> Refusal:
+        return refusal_of(self.run_id, outcome)
+
+    def settled(self, exchange: Exchange, row: AnswerRow | None, state: State | None) -> None:
+        """An exchange ended. It may be of an earlier attempt: its step is looked up in today's tape."""
+        self.exchanges.pop(exchange.id, None)
+        if exchange.step is None:
+            return
+        state = state if row is not None else exchange.step.state
+        self.ended[exchange.id] = (row, state)
+        step = self.tape.steps.get(exchange.step.key)
+        if step is not None and step.where is Where.HERE:
+            _apply(self.tape, step, row, state)
+
+    def report(self) -> dict[str, object]:
+        """What the attempt did so far, for the launcher, the tape and the summary."""
+        tape = self.tape
+        parts = [[key, part.value] for key, part in tape.parts.items()]
+        counts = {part: sum(1 for _, p in parts if p == part) for part in ("live", "replayed", "joined")}
+        return {
+            "run": self.run_id, "attempt": tape.attempt, **counts, "drift": tape.drift,
+            "calls_saved": tape.calls_saved, "tokens_saved": tape.tokens_saved,
+            "open": sum(1 for exchange in self.exchanges.values() if exchange.ending is None), "steps": parts,
+        }  # fmt: skip
+
+
+def _apply(tape: Tape, step: Step, row: AnswerRow | None, state: State | None) -> None:
+    if row is not None and state is not None:
+        tape.record(step, row, state)
+        return
+    step.where = Where.NOWHERE
+    step.state = state
+    if state is not State.SENT:
+        step.exchange = None
+
+
+def refusal_of(run_id: str, outcome: Fenced | Stopped) -> Refusal:
+    """The words for a request that the journal does not let act."""
+    if isinstance(outcome, Fenced):
+        if outcome.sidecar is not None:
+            return Refusal(
+                "sidecar-changed",
+                f"This attempt of run {run_id} began with another sidecar process ({outcome.sidecar}) and ends with it. "
+                "Start the agent again; its launcher does so by itself.",
+                run_id,
+            )
+        return Refusal(
+            "fenced",
+            f"The token is not that of run {run_id}'s current attempt: another attempt took the run over, or the "
+            "token was not made by twiceshy. Nothing was sent. This process should end.",
+            run_id,
+        )
+    code = _STOPS.get(outcome.status)
+    if code is not None:
+        return Refusal(code, outcome.message or f"Run {run_id} is stopped.", run_id, outcome.step)
+    return Refusal(
+        "not-running",
+        f"Run {run_id} is {outcome.status}, not running. Nothing was sent. `twiceshy show {run_id}` tells more.",
+        run_id,
+    )
+
+
+class Attempts:
+    """All runs of this sidecar."""
+
+    def __init__(self, journal: Journal, settings: Settings, sidecar: str) -> None:
+        self._journal = journal
+        self._settings = settings
+        self._sidecar = sidecar
+        self._runs: dict[str, Run] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    async def of(self, named: Named) -> Run | Refusal:
+        """The current attempt of a run named with its token. Raises DatabaseAway."""
+        assert named.token is not None
+        token_hash = hash_token(named.token)
+        run = self._runs.get(named.run)
+        if run is not None and run.fence.token_hash == token_hash:
+            return await self.trusted(run)
+        return await self.bind(Fence(named.run, token_hash, self._sidecar))
+
+    async def trusted(self, run: Run) -> Run | Refusal:
+        """*run*, if its lease is confirmed or can be now."""
+        if run.refusal is None and time.monotonic() > run.trusted_until:
+            await self._renew([run], extend=False)
+        return run.refusal or run
+
+    async def bind(self, fence: Fence) -> Run | Refusal:
+        """First request of an attempt here: bind it to this sidecar and read its run's journal."""
+        lock = self._locks.setdefault(fence.run_id, asyncio.Lock())
+        async with lock:
+            run = self._runs.get(fence.run_id)
+            if run is not None and run.fence == fence:
+                return await self.trusted(run)
+            bound = await self._journal.bind(fence)
+            if not isinstance(bound, Bound):
+                return refusal_of(fence.run_id, bound)
+            rows = await self._journal.load(fence.run_id)
+            if rows is None or rows.attempt != bound.n:
+                return refusal_of(fence.run_id, Fenced())
+            return self._take(run, fence, bound, rows)
+
+    def _take(self, old: Run | None, fence: Fence, bound: Bound, rows: TapeRows) -> Run:
+        exchanges = old.exchanges if old is not None else {}
+        tape = build(rows, set(exchanges))
+        for step in tape.steps.values():
+            # The rows were read a moment ago: an exchange of ours that ended since is taken from memory.
+            ended = old.ended.get(step.exchange) if old is not None and step.exchange is not None else None
+            if step.state is State.SENT and ended is not None:
+                step.where = Where.HERE
+                _apply(tape, step, *ended)
+        run = Run(fence, bound, rows, tape, self._settings.lease)
+        run.exchanges = exchanges
+        for exchange in exchanges.values():
+            exchange.owned_by(run)
+        if old is not None:
+            old.refuse(refusal_of(fence.run_id, Fenced()))
+            old.cut_clients()
+        self._runs[fence.run_id] = run
+        return run
+
+    async def refresh(self, run: Run) -> None:
+        """Read the journal again: another process moved a step. What the attempt has had stays. Raises DatabaseAway."""
+        rows = await self._journal.load(run.run_id)
+        if rows is None:
+            return
+        run.outdated = False
+        fresh = build(rows, set(run.exchanges))
+        for step in fresh.steps.values():
+            known = run.tape.steps.get(step.key)
+            if known is None:
+                run.tape.add(step)
+            elif known.where is not Where.HERE:
+                known.state, known.exchange, known.where = step.state, step.exchange, step.where
+                known.answers, known.place = step.answers, step.place
+        run.tape.last_begun = max(run.tape.last_begun, fresh.last_begun)
+
+    def get(self, run_id: str) -> Run | None:
+        return self._runs.get(run_id)
+
+    # ---- between requests
+
+    async def beat(self) -> None:
+        """Confirm every attempt; prolong those that a client waits on; save tapes; forget idle runs."""
+        runs = [run for run in self._runs.values() if run.refusal is None]
+        held = [run for run in runs if run.attached or run.tokenless]
+        await self._renew(held, extend=True)
+        await self._renew([run for run in runs if run not in held], extend=False)
+        for run in list(self._runs.values()):
+            await self.save(run)
+            idle = time.monotonic() - run.idle_since > max(60.0, 2 * self._settings.lease)
+            if idle and not run.exchanges and not run.serving and (run.refusal is not None or not run.tokenless):
+                self._runs.pop(run.run_id, None)
+                self._locks.pop(run.run_id, None)
+
+    async def _renew(self, runs: list[Run], *, extend: bool) -> None:
+        if not runs:
+            return
+        found = await self._journal.renew([run.fence for run in runs], extend=extend)
+        for run in runs:
+            outcome = found.get(run.run_id, Fenced())
+            if isinstance(outcome, Bound):
+                run.confirm(outcome)
+                continue
+            run.refuse(refusal_of(run.run_id, outcome))
+            if isinstance(outcome, Fenced):
+                run.cut_clients()
+
+    async def save(self, run: Run) -> None:
+        """Write down what the attempt did, for the tape; information, never a decision."""
+        report = json.dumps(run.report()).encode("ascii")
+        if report != run.saved:
+            await self._journal.save_tape(run.run_id, run.tape.attempt, report)
+            run.saved = report
+
+    def exchanges(self) -> list[Exchange]:
+        return [exchange for run in self._runs.values() for exchange in run.exchanges.values()]

@@ -1,0 +1,47 @@
+"""``http://twiceshy.internal/``: what an agent or its launcher asks the sidecar itself (DESIGN §6).
+
+GET  /run       this run: id, attempt, input
+GET  /attempt   what the attempt did so far (runtime.tape), and how many exchanges are still out
+PUT  /result    the run's result, JSON; the last one counts
+"""
+
+import json
+
+from runtime.journal import Journal
+
+from proxy.attempts import Attempts, Run
+from proxy.message import Request
+from proxy.recorder import Head
+from proxy.refusals import Refusal
+
+_JSON = ((b"Content-Type", b"application/json"),)
+
+
+async def answer(run: Run, request: Request, attempts: Attempts, journal: Journal) -> tuple[Head, bytes]:
+    """Answer *request* of *run*. Raises DatabaseAway."""
+    found: bytes | Refusal
+    match request.method, request.path:
+        case "GET", "/attempt":
+            await attempts.save(run)
+            found = json.dumps(run.report()).encode("ascii")
+        case "GET", "/run":
+            text = await journal.input(run.run_id)
+            shown = {"run": run.run_id, "attempt": run.tape.attempt}
+            found = json.dumps(shown)[:-1].encode("ascii") + b', "input": ' + (text or b"null") + b"}"
+        case "PUT", "/result":
+            found = await _result(run, request.body, journal)
+        case method, path:
+            found = Refusal("not-found", f"There is no {method} {path} at twiceshy.internal.", run.run_id)
+    if isinstance(found, Refusal):
+        return Head(found.status, found.reason, found.headers()), found.body()
+    return Head(204, b"No Content", ()) if not found else Head(200, b"OK", _JSON), found
+
+
+async def _result(run: Run, body: bytes, journal: Journal) -> bytes | Refusal:
+    try:
+        json.loads(body)
+    except ValueError as error:
+        return Refusal("bad-request", f"The result must be JSON: {error}.", run.run_id)
+    if await journal.put_result(run.fence, body):
+        return b""
+    return Refusal("fenced", f"Run {run.run_id} is not running under this token any more.", run.run_id)

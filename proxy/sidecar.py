@@ -1,0 +1,162 @@
+"""The sidecar process: ``python -m proxy.sidecar --folder FOLDER --port PORT [--host HOST]``.
+
+One asyncio process: the door, the handler, the journal's writer, a heartbeat. Prints one JSON line when it
+listens, ``{"id": …, "port": …}``; everything else goes to standard error. SIGTERM drains.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+from aiohttp import web
+from runtime.journal import Journal
+
+from proxy.attempts import Attempts
+from proxy.doors import Door, listen
+from proxy.handler import Handler
+from proxy.profiles import Rules
+from proxy.recorder import Shell
+from proxy.tokenless import Tokenless
+from proxy.upstream import Upstream
+from runtime.errors import DatabaseAway, TwiceshyError, UsageError
+from runtime.settings import Settings, load
+
+log = logging.getLogger("twiceshy.sidecar")
+_HEAD_LIMIT = 64 << 10
+_HEADERS_LIMIT = 1000
+
+
+class Pulse:
+    """The sidecar's own lease, as far as its database has confirmed it."""
+
+    def __init__(self, lease: float) -> None:
+        self._lease = lease
+        self._confirmed = time.monotonic()
+
+    def confirmed(self, asked: float) -> None:
+        """The lease was renewed by a statement begun at *asked* (monotonic)."""
+        self._confirmed = max(self._confirmed, asked)
+
+    def alive(self) -> bool:
+        """True while no other sidecar can believe this one dead, with a tenth of the lease to spare."""
+        return time.monotonic() - self._confirmed < self._lease * 0.9
+
+
+async def serve(settings: Settings, dsn: str, folder: Path, host: str, port: int) -> None:
+    """Run until SIGTERM or SIGINT. Raises UsageError when the port is taken, DatabaseAway without database."""
+    identity = f"s{secrets.token_hex(8)}"
+    journal = await Journal.open(dsn, settings)
+    pulse = Pulse(settings.lease)
+    doors: set[Door] = set()
+    attempts = Attempts(journal, settings, identity)
+    upstream: Upstream | None = None
+    handler: Handler | None = None
+
+    async def dispatch(request: web.BaseRequest) -> web.StreamResponse:
+        assert handler is not None
+        return await handler(request)
+
+    server = web.Server(
+        dispatch,
+        access_log=None,
+        auto_decompress=False,
+        max_line_size=_HEAD_LIMIT,
+        max_field_size=_HEAD_LIMIT,
+        max_headers=_HEADERS_LIMIT,
+    )
+    try:
+        listener = await listen(server, host, port, doors, settings.lease)
+    except OSError as error:
+        await journal.close()
+        raise UsageError(f"the proxy cannot listen on {host}:{port}: {error.strerror or error}") from error
+    port = listener.sockets[0].getsockname()[1]
+    secret = await journal.register(
+        sidecar=identity, host=socket.gethostname(), folder=str(folder), pid=os.getpid(),
+        address=f"{host}:{port}", lease=settings.lease,
+    )  # fmt: skip
+    upstream = Upstream(settings, via=f"twiceshy-{identity}", own_port=port)
+    tokenless = Tokenless(attempts, journal, identity, str(folder), settings.lease)
+    shell = Shell(journal, upstream, settings, pulse.alive)
+    handler = Handler(shell, attempts, tokenless, Rules.load(settings.route), secret)
+
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    beating = asyncio.create_task(_beat(journal, attempts, upstream, pulse, identity, settings.lease))
+    print(json.dumps({"id": identity, "port": port}), flush=True)
+    await stopping.wait()
+
+    listener.close()
+    await _drain(attempts, settings.drain)
+    beating.cancel()
+    await asyncio.gather(beating, return_exceptions=True)
+    for door in list(doors):
+        door.abort()
+    for exchange in attempts.exchanges():
+        await exchange.stop()
+    await handler.close()
+    await upstream.close()
+    with contextlib.suppress(DatabaseAway):
+        await journal.retire(identity)
+    await journal.close()
+
+
+async def _beat(
+    journal: Journal, attempts: Attempts, upstream: Upstream, pulse: Pulse, identity: str, lease: float
+) -> None:
+    while True:
+        await asyncio.sleep(lease / 3)
+        asked = time.monotonic()
+        try:
+            if await journal.heartbeat(identity, lease):
+                pulse.confirmed(asked)
+            await attempts.beat()
+            await upstream.forget(idle=max(60.0, lease))
+        except DatabaseAway as error:
+            log.warning("heartbeat: %s", error)
+        except Exception:
+            log.exception("heartbeat")
+
+
+async def _drain(attempts: Attempts, limit: float) -> None:
+    """Wait for what is on its way, at most *limit* seconds."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + limit
+    while attempts.exchanges() and loop.time() < until:
+        await asyncio.sleep(0.02)
+
+
+def main() -> int:
+    """Entry point. Exit code 2 for what the person who started it can mend, 1 for the rest."""
+    parser = argparse.ArgumentParser(prog="python -m proxy.sidecar")
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0)
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    dsn = os.environ.get("DATABASE_URL")
+    try:
+        if not dsn:
+            raise UsageError("DATABASE_URL is not set: `twiceshy up` starts a sidecar with a Postgres of its own")
+        asyncio.run(serve(load(), dsn, arguments.folder, arguments.host, arguments.port))
+    except UsageError as error:
+        print(f"twiceshy sidecar: {error}", file=sys.stderr)
+        return 2
+    except TwiceshyError as error:
+        print(f"twiceshy sidecar: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
