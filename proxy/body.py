@@ -234,7 +234,7 @@ def read_json(data: bytes) -> Json | None:
 
 def _too_deep(tree: Any) -> bool:
     level = [tree]
-    for _ in range(DEPTH_MAX + 1):
+    for _ in range(DEPTH_MAX):
         below: list[Any] = []
         for node in level:
             kind = type(node)

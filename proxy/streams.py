@@ -290,6 +290,7 @@ class _Inflated:
 
     def __init__(self, coding: bytes) -> None:
         self._inflater = zlib.decompressobj(zlib.MAX_WBITS | (0 if coding == b"deflate" else 16))
+        self._head = b"" if coding == b"deflate" else None  # until it is known whether zlib's head is there
         self._fed = 0
         self._given = 0
         self._passed = 0
@@ -297,9 +298,8 @@ class _Inflated:
     def feed(self, chunk: bytes, events: _Events) -> int:
         for n in range(len(chunk)):
             before = self._given
-            try:
-                text = self._inflater.decompress(chunk[n : n + 1])
-            except zlib.error:
+            text = self._inflate(chunk[n : n + 1])
+            if text is None:
                 return self._passed  # the client cannot read it either
             self._fed += 1
             self._given += len(text)
@@ -309,6 +309,19 @@ class _Inflated:
             elif passed >= before:
                 self._passed = self._fed - 1
         return self._passed
+
+    def _inflate(self, data: bytes) -> bytes | None:
+        if self._head is not None:
+            self._head += data
+        try:
+            return self._inflater.decompress(data)
+        except zlib.error:
+            if self._head is None or len(self._head) > 2:
+                return None
+        # RFC 9110 says zlib; some send bare deflate, which shows in the first two bytes.
+        data, self._head = self._head, None
+        self._inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+        return self._inflate(data)
 
 
 # ---- counting tokens
