@@ -6,6 +6,7 @@ sandbox, not by anybody who may be wrong about it.
 """
 
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -26,6 +27,9 @@ ROWS = (("refunds", "payments"), ("model calls", "llm"), ("CRM notes", "crm"), (
 
 class DemoFailed(Exception):
     """What was announced did not happen."""
+
+
+FAILURES = (DemoFailed, TimeoutError, subprocess.TimeoutExpired, LookupError, OSError)
 
 
 @dataclass
@@ -239,11 +243,15 @@ def main() -> int:
     screen = Screen()
     try:
         with Stage() as stage:
-            good = play(stage, screen)
+            try:
+                good = play(stage, screen)
+            except FAILURES:
+                screen.say("\n".join(stage.logs()), DIM)
+                raise
     except KeyboardInterrupt:
         screen.say("\ninterrupted; everything that was started has been ended", RED)
         return 130
-    except (DemoFailed, TimeoutError, LookupError, OSError) as error:
+    except FAILURES as error:
         screen.say(f"\nthe demo failed: {error}", RED, BOLD)
         return 1
     return 0 if good else 1

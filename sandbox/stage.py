@@ -123,6 +123,12 @@ class Stage:
         while not condition() and time.monotonic() < until:
             time.sleep(0.02)
 
+    def logs(self, lines: int = 8) -> Iterator[str]:
+        """The last lines of what the programs logged, for when something went wrong."""
+        for log in sorted(self.folder.glob("*/**/*.log")):
+            yield f"{log.relative_to(self.folder)}:"
+            yield from log.read_text("utf-8", "replace").splitlines()[-lines:]
+
     def find(self, mark: str, *words: str) -> int:
         """The process whose program got the arguments *words* (first), and has *mark* in its environment."""
         sought = b"".join(os.fsencode(word) + b"\0" for word in words)
