@@ -18,7 +18,7 @@ import ssl
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import asyncpg
@@ -28,6 +28,7 @@ from runtime.errors import DatabaseAway, UsageError
 T = TypeVar("T")
 Connection = asyncpg.Connection
 
+CONNECT_TIMEOUT = 10.0
 OLDEST = 13  # PostgreSQL: gen_random_uuid() in the core, and the oldest that is still tried
 MIGRATIONS = Path(__file__).with_name("migrations")
 QUERIES = Path(__file__).with_name("queries.sql")
@@ -64,7 +65,7 @@ def where(dsn: str) -> str:
         return "the database"
 
 
-async def connect(dsn: str, *, name: str, timeout: float = 10.0) -> Connection:
+async def connect(dsn: str, *, name: str, timeout: float = CONNECT_TIMEOUT) -> Connection:
     """Open a connection that shows itself to the server as ``twiceshy NAME``.
 
     Raises DatabaseAway when nobody answers, UsageError when the DSN, user or database is wrong.
@@ -92,6 +93,12 @@ def is_poison(error: BaseException) -> bool:
     return isinstance(error, asyncpg.PostgresError) and isinstance(state, str) and state[:2] in _POISON
 
 
+def heard(done: asyncio.Future[Any]) -> None:
+    """Take note of an outcome that nobody waits for."""
+    if not done.cancelled():
+        done.exception()
+
+
 async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
     """Await *work*, which goes on to its end even when the caller is cancelled; then the caller is."""
     task = asyncio.ensure_future(work)
@@ -99,20 +106,35 @@ async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait({task})
+        task.add_done_callback(heard)
         raise
 
 
-Isolation = Literal["read_committed", "repeatable_read", "serializable"]
+async def bounded(connection: Connection, work: Coroutine[Any, Any, T], seconds: float) -> T:
+    """Await *work* on *connection*, which is torn down when no answer comes in time: it may be a black hole.
+
+    Raises TimeoutError then. A caller that is cancelled tears it down too, and nobody waits for anything.
+    """
+    task = asyncio.ensure_future(work)
+    task.add_done_callback(heard)
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+    finally:
+        if not task.done():
+            connection.terminate()
+            task.cancel()
+    if task.cancelled() or not task.done():
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    return task.result()
 
 
 @asynccontextmanager
-async def transaction(
-    connection: Connection, isolation: Isolation = "read_committed", readonly: bool = False
-) -> AsyncIterator[None]:
-    """A transaction whose end cannot be cancelled: a connection is never left inside it."""
-    block = connection.transaction(isolation=isolation, readonly=readonly)
+async def transaction(connection: Connection) -> AsyncIterator[None]:
+    """A transaction whose end cannot be cancelled, and whose locks do not outlive a caller that fell asleep."""
+    block = connection.transaction()
     await to_the_end(block.start())
     try:
+        await connection.execute(sql("bounded"))
         yield
     except BaseException:
         if not connection.is_closed():

@@ -24,3 +24,217 @@ INSERT INTO twiceshy.migration (name) VALUES ($1);
 
 -- installation: the secret, made once
 INSERT INTO twiceshy.installation (secret) VALUES ($1) ON CONFLICT DO NOTHING;
+
+-- now: the database's time
+SELECT twiceshy.now();
+
+-- write: a batch of entries, committed together (migrations/002_write.sql)
+SELECT * FROM twiceshy.write($1::twiceshy.entry[]);
+
+-- ---- a sidecar and its runs
+
+-- bind: the first request of an attempt names the sidecar that it lives with
+WITH bound AS (
+    UPDATE twiceshy.run u SET sidecar = $3
+    WHERE u.id = $1 AND u.token_hash = $2 AND u.status = 'running' AND (u.sidecar IS NULL OR u.sidecar = $3)
+    RETURNING u.id, u.attempt
+), named AS (
+    UPDATE twiceshy.attempt t SET sidecar = $3 FROM bound b WHERE t.run_id = b.id AND t.n = b.attempt
+)
+SELECT b.attempt FROM bound b;
+
+-- fences: where the runs of some fences stand
+SELECT u.id, u.token_hash, u.status, u.sidecar, u.stop_step, u.stop_message, u.attempt, u.uuid,
+       extract(epoch FROM u.lease_expires_at - twiceshy.now())::float8 AS lease_left
+FROM twiceshy.run u WHERE u.id = ANY($1::text[]);
+
+-- extend: the leases whose fences hold last longer; locked in the order of ids, as in write
+WITH held AS MATERIALIZED (
+    SELECT u.id
+    FROM unnest($1::text[], $2::bytea[], $3::text[]) f (id, token_hash, sidecar)
+    JOIN twiceshy.run u ON u.id = f.id COLLATE "C"
+    WHERE u.token_hash = f.token_hash AND u.status = 'running' AND u.sidecar = f.sidecar
+    ORDER BY u.id FOR NO KEY UPDATE OF u
+)
+UPDATE twiceshy.run u SET lease_expires_at = twiceshy.now() + make_interval(secs => $4)
+FROM held h WHERE u.id = h.id;
+
+-- load_run: a run as its sidecar needs it
+SELECT u.uuid, u.attempt, u.token_hash, u.status, u.stop_step, u.stop_message, u.sidecar, u.barren,
+       extract(epoch FROM u.lease_expires_at - twiceshy.now())::float8 AS lease_left,
+       twiceshy.now() AS now, pg_postmaster_start_time() AS server_started
+FROM twiceshy.run u WHERE u.id = $1;
+
+-- load_steps: its steps, first bytes up to $2 bytes, and what is known of the sidecars that have exchanges
+SELECT s.key, s.begun, s.attempt, s.kind, s.effect, s.state, s.explicit, s.fingerprint, s.occurrence, s.secondary,
+       s.method, s.url, s.exchange, s.sidecar, s.place, s.wire_key, s.request_head, s.rules, s.begun_at,
+       CASE WHEN s.state <> 'answered' OR octet_length(s.request_body) <= $2 THEN s.request_body END AS request_body,
+       c.id IS NULL OR c.ended_at IS NOT NULL AS sidecar_ended, c.expires_at AS sidecar_expires_at
+FROM twiceshy.step s LEFT JOIN twiceshy.sidecar c ON s.state = 'sent' AND c.id = s.sidecar
+WHERE s.run_id = $1 ORDER BY s.begun;
+
+-- load_answers: their answers, bodies up to $2 bytes
+SELECT a.key, a.n, a.recorded, a.attempt, a.status, a.reason, a.headers, a.body_id, a.size, a.whole, a.finality, a.own,
+       a.tokens, a.body IS NOT NULL AS inline, CASE WHEN a.size <= $2 THEN a.body END AS body
+FROM twiceshy.answer a WHERE a.run_id = $1 ORDER BY a.key, a.n;
+
+-- request_body: the first bytes of a step
+SELECT s.request_body FROM twiceshy.step s WHERE s.run_id = $1 AND s.key = $2;
+
+-- request_bodies: the first bytes of some steps
+SELECT s.key, s.request_body FROM twiceshy.step s WHERE s.run_id = $1 AND s.key = ANY($2::text[]);
+
+-- small_body: the body of an answer that stands in its row
+SELECT a.body, a.size FROM twiceshy.answer a WHERE a.run_id = $1 AND a.key = $2 AND a.n = $3;
+
+-- part_count: how many pieces a body has, and whether they are all there
+SELECT count(*) AS parts, coalesce(max(b.part) + 1, 0) AS expected FROM twiceshy.body b WHERE b.run_id = $1 AND b.id = $2;
+
+-- part: one piece of a body
+SELECT b.data FROM twiceshy.body b WHERE b.run_id = $1 AND b.id = $2 AND b.part = $3;
+
+-- put_part: one piece more; a repetition brings the same bytes
+INSERT INTO twiceshy.body (run_id, id, part, data) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING;
+
+-- save_tape: what an attempt did, as its sidecar saw it
+UPDATE twiceshy.attempt t SET tape = $3 WHERE t.run_id = $1 AND t.n = $2;
+
+-- input: what a run works on
+SELECT u.input FROM twiceshy.run u WHERE u.id = $1;
+
+-- ---- sidecars
+
+-- predecessors_end: a new sidecar has the lock of its folder, so those before it are dead
+UPDATE twiceshy.sidecar c SET ended_at = twiceshy.now()
+WHERE c.host = $1 AND c.folder = $2 AND c.ended_at IS NULL AND c.id <> $3;
+
+-- register: a new sidecar process
+INSERT INTO twiceshy.sidecar (id, host, folder, pid, address, expires_at)
+VALUES ($1, $2, $3, $4, $5, twiceshy.now() + make_interval(secs => $6))
+ON CONFLICT (id) DO UPDATE SET expires_at = excluded.expires_at;
+
+-- secret: keys on the wire are derived from it
+SELECT secret FROM twiceshy.installation;
+
+-- heartbeat: a sidecar says that it lives
+UPDATE twiceshy.sidecar c SET expires_at = twiceshy.now() + make_interval(secs => $2)
+WHERE c.id = $1 AND c.ended_at IS NULL RETURNING c.id;
+
+-- retire: a sidecar ends
+UPDATE twiceshy.sidecar c SET ended_at = twiceshy.now() WHERE c.id = $1 AND c.ended_at IS NULL;
+
+-- ---- runs: what launcher, command line and API do. Each verb first locks its run.
+
+-- bounded: whoever falls asleep inside a transaction does not keep its locks
+SELECT set_config('idle_in_transaction_session_timeout', '10s', true);
+
+-- create_run: a run, if there is none of that name
+INSERT INTO twiceshy.run (id, agent, input) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING;
+
+-- lock_run: the run, which nobody else changes until this transaction ends
+SELECT u.* FROM twiceshy.run u WHERE u.id = $1 FOR NO KEY UPDATE;
+
+-- clock: what a lease is judged by, asked after the lock was got
+SELECT twiceshy.now() AS now, pg_postmaster_start_time() AS server_started, s.backend_start AS connected
+FROM pg_stat_activity s WHERE s.pid = pg_backend_pid();
+
+-- attempt: one attempt
+SELECT t.* FROM twiceshy.attempt t WHERE t.run_id = $1 AND t.n = $2;
+
+-- attempts: all attempts of a run
+SELECT t.* FROM twiceshy.attempt t WHERE t.run_id = $1 ORDER BY t.n;
+
+-- attempt_ends: an attempt is over; the first end that is written down counts
+UPDATE twiceshy.attempt t SET ended_at = twiceshy.now(), outcome = $3, exit_code = $4
+WHERE t.run_id = $1 AND t.n = $2 AND t.ended_at IS NULL;
+
+-- claim_attempt: a new attempt
+INSERT INTO twiceshy.attempt (run_id, n, token_hash, kind, host, folder, process, counter_at)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8);
+
+-- claim_run: and its lease
+UPDATE twiceshy.run u
+SET status = 'running', attempt = $2, token_hash = $3, sidecar = NULL, barren = $4, tokened = u.tokened OR $5,
+    lease_expires_at = twiceshy.now() + make_interval(secs => $6), stop_step = NULL, stop_message = NULL,
+    changed_at = twiceshy.now()
+WHERE u.id = $1;
+
+-- renew_run: the lease lasts longer, while the run is running under this token
+UPDATE twiceshy.run u SET lease_expires_at = twiceshy.now() + make_interval(secs => $3)
+WHERE u.id = $1 AND u.token_hash = $2 AND u.status = 'running';
+
+-- standing: how the run of this token stands
+SELECT u.status FROM twiceshy.run u WHERE u.id = $1 AND u.token_hash = $2;
+
+-- doubtful_steps: the steps whose last answer does not say whether the effect was made
+SELECT s.key, s.method, s.url, a.status
+FROM twiceshy.answer a JOIN twiceshy.step s ON s.run_id = a.run_id AND s.key = a.key
+WHERE a.run_id = $1 AND a.finality = 'doubtful' AND s.state = 'answered' AND NOT EXISTS (
+    SELECT FROM twiceshy.answer later WHERE later.run_id = a.run_id AND later.key = a.key AND later.n > a.n)
+ORDER BY s.begun;
+
+-- doubt_step: the attempt failed after such an answer
+UPDATE twiceshy.step s SET state = 'ambiguous', evidence = concat_ws(E'\n', s.evidence, $3)
+WHERE s.run_id = $1 AND s.key = $2 AND s.state = 'answered';
+
+-- end_run: what the run is after its attempt; the token is nobody's any more
+UPDATE twiceshy.run u
+SET status = $2, stop_step = $3, stop_message = $4, token_hash = NULL, sidecar = NULL, lease_expires_at = NULL,
+    error = CASE $2 WHEN 'done' THEN NULL ELSE coalesce($5, u.error) END,
+    ended_at = CASE WHEN $2 IN ('done', 'failed', 'cancelled') THEN twiceshy.now() END, changed_at = twiceshy.now()
+WHERE u.id = $1;
+
+-- put_result: the result of a run that is running under this token
+UPDATE twiceshy.run u SET result = $3 WHERE u.id = $1 AND u.token_hash = $2 AND u.status = 'running' RETURNING u.id;
+
+-- step: one step, with its last answer's place and finality
+SELECT s.key, s.state, s.place, s.method, s.url, a.n AS last_n, a.finality AS last_finality
+FROM twiceshy.step s LEFT JOIN LATERAL (
+    SELECT a.n, a.finality FROM twiceshy.answer a WHERE a.run_id = s.run_id AND a.key = s.key ORDER BY a.n DESC LIMIT 1
+) a ON true
+WHERE s.run_id = $1 AND s.key = $2;
+
+-- settle_step: a person has said what happened
+UPDATE twiceshy.step s SET state = $3, evidence = concat_ws(E'\n', s.evidence, $4)
+WHERE s.run_id = $1 AND s.key = $2 AND s.state = 'ambiguous';
+
+-- settle_answer: the answer in doubt is the outcome
+UPDATE twiceshy.answer a SET finality = 'final' WHERE a.run_id = $1 AND a.key = $2 AND a.n = $3;
+
+-- own_answer: what a person says that the answer was
+INSERT INTO twiceshy.answer (run_id, key, n, recorded, attempt, status, reason, headers, body, size, whole, finality, own)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, length($9), true, 'final', true)
+ON CONFLICT ON CONSTRAINT answer_pkey DO UPDATE SET
+    recorded = excluded.recorded, exchange = NULL, attempt = excluded.attempt, status = excluded.status,
+    reason = excluded.reason, headers = excluded.headers, body = excluded.body, body_id = NULL, size = excluded.size,
+    whole = true, finality = 'final', own = true, tokens = 0, recorded_at = twiceshy.now();
+
+-- count_run: the counter after an answer of one's own
+UPDATE twiceshy.run u SET counter = $2 WHERE u.id = $1;
+
+-- settled: the run after one of its ambiguous steps was settled
+SELECT twiceshy.settled($1);
+
+-- ---- for people
+
+-- run: one run
+SELECT u.*, extract(epoch FROM u.lease_expires_at - twiceshy.now())::float8 AS lease_left
+FROM twiceshy.run u WHERE u.id = $1;
+
+-- runs: the newest runs, of one status or of any
+SELECT u.*, extract(epoch FROM u.lease_expires_at - twiceshy.now())::float8 AS lease_left
+FROM twiceshy.run u WHERE $1::text IS NULL OR u.status = $1 ORDER BY u.created_at DESC, u.id LIMIT $2;
+
+-- steps: the steps of a run, with the statuses of their answers
+SELECT s.key, s.begun, s.attempt, s.effect, s.state, s.method, s.url, s.wire_key, s.sidecar, s.begun_at, s.sent_at,
+       s.evidence, coalesce(a.statuses, '{}') AS statuses, a.finality, coalesce(a.tokens, 0) AS tokens
+FROM twiceshy.step s LEFT JOIN (
+    SELECT a.key, array_agg(a.status ORDER BY a.n) AS statuses, (array_agg(a.finality ORDER BY a.n DESC))[1] AS finality,
+           sum(a.tokens)::bigint AS tokens
+    FROM twiceshy.answer a WHERE a.run_id = $1 GROUP BY a.key
+) a ON a.key = s.key
+WHERE s.run_id = $1 ORDER BY s.begun;
+
+-- open_exchanges: how many exchanges of a run living sidecars still have
+SELECT count(*) FROM twiceshy.step s JOIN twiceshy.sidecar c ON c.id = s.sidecar
+WHERE s.run_id = $1 AND s.state = 'sent' AND c.ended_at IS NULL AND c.expires_at >= twiceshy.now();

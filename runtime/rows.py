@@ -5,9 +5,9 @@
 for one that is not there.
 """
 
-from collections.abc import Mapping
+from dataclasses import replace
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
 from runtime.entries import (
@@ -33,7 +33,13 @@ from runtime.entries import (
 from runtime.errors import Unreadable, Unwritable
 from runtime.step import Effect, Finality, RunStatus, State
 
-Row = Mapping[str, Any]
+
+class Row(Protocol):
+    """A row as asyncpg gives it."""
+
+    def __getitem__(self, key: str, /) -> Any: ...
+
+
 E = TypeVar("E", bound=StrEnum)
 
 # ---- the type twiceshy.entry, field by field (tested against the database)
@@ -215,6 +221,11 @@ def step_row(run_id: str, row: Row, *, sidecar_dead: bool) -> StepRow:
         first_sent_at=row["begun_at"],
         request_loaded=body is not None,
     )
+
+
+def with_body(facts: StepFacts, body: bytes) -> StepFacts:
+    """*facts* with the first bytes that were left in the database."""
+    return replace(facts, request_body=body)
 
 
 def answer_row(run_id: str, row: Row, n: int) -> AnswerRow:

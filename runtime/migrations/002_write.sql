@@ -248,10 +248,11 @@ CREATE FUNCTION twiceshy.write(
     OUT stop_message text
 ) RETURNS SETOF record
 LANGUAGE plpgsql
-SET lock_timeout = '1s'
+SET lock_timeout = '500ms'
 SET enable_seqscan = off
 SET plan_cache_mode = force_generic_plan
 AS $$
+<<batch>>
 DECLARE
     e       twiceshy.entry;
     done    record;
@@ -273,7 +274,7 @@ BEGIN
 
         IF e.run_id IS DISTINCT FROM locked THEN
             IF counter <> counted THEN
-                UPDATE twiceshy.run u SET counter = write.counter, newest = write.newest WHERE u.id = locked;
+                UPDATE twiceshy.run u SET counter = batch.counter, newest = batch.newest WHERE u.id = locked;
             END IF;
             SELECT u.status, u.token_hash, u.sidecar, u.attempt, u.counter, u.newest, u.stop_step, u.stop_message
             INTO status, token, owner, attempt, counter, newest, stop_step, stop_message
@@ -347,7 +348,7 @@ BEGIN
         RETURN NEXT;
     END LOOP;
     IF counter <> counted THEN
-        UPDATE twiceshy.run u SET counter = write.counter, newest = write.newest WHERE u.id = locked;
+        UPDATE twiceshy.run u SET counter = batch.counter, newest = batch.newest WHERE u.id = locked;
     END IF;
 END
 $$;

@@ -1,0 +1,99 @@
+"""Runs, attempts and steps as people and launchers see them. Pure."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from runtime import rows
+from runtime.step import Effect, Finality, RunStatus, State
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """A run, for people and launchers."""
+
+    id: str
+    uuid: UUID
+    agent: str
+    status: RunStatus
+    input: bytes | None
+    result: bytes | None
+    error: str | None
+    attempt: int
+    sidecar: str | None
+    lease_left: float | None
+    counter: int
+    newest: int
+    tokened: bool
+    barren: int
+    stop_step: str | None
+    stop_message: str | None
+    created_at: datetime
+    changed_at: datetime
+    ended_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRow:
+    """An attempt. ``counter_at``: the run's counter at the claim; ``tape``: what its sidecar saw, JSON."""
+
+    n: int
+    kind: str
+    host: str
+    folder: str
+    process: str | None
+    sidecar: str | None
+    started_at: datetime
+    ended_at: datetime | None
+    outcome: str | None
+    exit_code: int | None
+    counter_at: int
+    tape: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepLine:
+    """A step, for people. ``statuses``: of its answers, in order; ``finality``: of the last one."""
+
+    key: str
+    begun: int
+    attempt: int
+    effect: Effect
+    state: State
+    method: str
+    url: str
+    wire_key: str | None
+    sidecar: str | None
+    begun_at: datetime
+    sent_at: datetime
+    evidence: str | None
+    statuses: tuple[int, ...]
+    finality: Finality | None
+    tokens: int
+
+
+def run(row: rows.Row) -> RunRow:
+    """Of the statements ``run`` and ``runs``."""
+    values: dict[str, Any] = {name: row[name] for name in RunRow.__slots__}
+    return RunRow(**values | {"status": rows.known(RunStatus, row["status"], f"run {row['id']}")})
+
+
+def attempt(row: rows.Row) -> AttemptRow:
+    """Of the statements ``attempt`` and ``attempts``."""
+    return AttemptRow(**{name: row[name] for name in AttemptRow.__slots__})
+
+
+def step(run_id: str, row: rows.Row) -> StepLine:
+    """Of the statement ``steps``."""
+    what = f"run {run_id}, step {row['key']}"
+    values: dict[str, Any] = {name: row[name] for name in StepLine.__slots__}
+    return StepLine(
+        **values
+        | {
+            "effect": rows.known(Effect, row["effect"], what),
+            "state": rows.known(State, row["state"], what),
+            "finality": None if row["finality"] is None else rows.known(Finality, row["finality"], what),
+            "statuses": tuple(row["statuses"]),
+        }
+    )
