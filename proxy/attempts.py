@@ -11,9 +11,6 @@ import logging
 import time
 from uuid import UUID
 
-from runtime.journal import Journal
-from runtime.runs import hash_token
-
 from proxy.doors import Door
 from proxy.identity import Named
 from proxy.peers import Process
@@ -21,6 +18,8 @@ from proxy.recorder import Exchange
 from proxy.refusals import Refusal
 from proxy.tape import Step, Tape, Where, build
 from runtime.entries import AnswerRow, Bound, Fence, Fenced, Stopped, TapeRows
+from runtime.journal import Journal
+from runtime.runs import hash_token
 from runtime.settings import Settings
 from runtime.step import RunStatus, State
 
@@ -117,8 +116,8 @@ def refusal_of(run_id: str, outcome: Fenced | Stopped) -> Refusal:
         if outcome.sidecar is not None:
             return Refusal(
                 "sidecar-changed",
-                f"This attempt of run {run_id} began with another sidecar process ({outcome.sidecar}) and ends with it. "
-                "Start the agent again; its launcher does so by itself.",
+                f"This attempt of run {run_id} began with another sidecar process ({outcome.sidecar}) and ends "
+                "with it. Start the agent again; its launcher does so by itself.",
                 run_id,
             )
         return Refusal(

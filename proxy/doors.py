@@ -53,6 +53,7 @@ class Door(asyncio.Protocol):
         self.peer: tuple[str, int] | None = None
         self.local: tuple[str, int] | None = None
         self.process: Process | None = None  # of a client that named no token, when it could be read
+        self.written = 0  # bytes, over all answers
         self.answered = False  # the end of the answer under way is written, its acknowledgement is awaited
         self._believed = False
         self._fd = -1
@@ -143,6 +144,7 @@ class Door(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         if not self.gone and self.transport is not None:
+            self.written += len(data)
             self.transport.write(data)
 
     def abort(self) -> None:

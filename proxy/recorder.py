@@ -8,14 +8,12 @@ acts on an end that a crash could take away.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from typing import Protocol
 from uuid import UUID, uuid4
-
-from runtime.journal import Journal
 
 from proxy import streams, wire
 from proxy.aftermath import Failure, Then, after, pause
@@ -42,6 +40,7 @@ from runtime.entries import (
     Stopped,
 )
 from runtime.errors import DatabaseAway
+from runtime.journal import Journal
 from runtime.settings import Settings
 from runtime.step import Effect, Finality, RunStatus, State, finality
 
@@ -93,6 +92,7 @@ class Exchange:
     def __init__(
         self, shell: Shell, owner: Owner | None, run_id: str, request: Request, rule: Rule, step: Step | None,
         *, place: int = 0, replaces: UUID | None = None, journalled: bool = True,
+        recall: Callable[[], Awaitable[Request]] | None = None,
     ) -> None:  # fmt: skip
         self.id = uuid4()
         self.request = request
@@ -117,6 +117,7 @@ class Exchange:
         self._owner = owner
         self._fence = owner.fence if owner is not None else None
         self._replaces = replaces
+        self._recall = recall  # brings the request that went first, which goes again in place of this one
         self._journalled = journalled and owner is not None
         self._watchers: set[asyncio.Event] = set()
         self._body_id: UUID | None = None
@@ -188,6 +189,8 @@ class Exchange:
     async def _go(self) -> tuple[AnswerRow | None, State | None]:
         if self._journalled and self.effect is not Effect.READ and not await self._intend():
             return None, None
+        if self._recall is not None:
+            self.request = await self._recall()
         tries = 0
         while True:
             tries += 1

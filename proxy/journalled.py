@@ -1,0 +1,308 @@
+"""A journalled request, from its step to the last byte of its answer: decide, then carry it out.
+
+The decision is ``proxy.exchange``'s; what is done about it happens here, in the request's own task, and upstream
+in the exchange's (``proxy.recorder``).
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from functools import partial
+
+from proxy import canonical, keys, outgoing, relay
+from proxy.attempts import Attempts, Run
+from proxy.difference import difference
+from proxy.doors import Door
+from proxy.exchange import (
+    Ambiguous,
+    Arrival,
+    Beat,
+    Decision,
+    Diverged,
+    Join,
+    NoAttempt,
+    Replay,
+    Send,
+    Wait,
+    decide,
+    is_repeat,
+)
+from proxy.message import Request
+from proxy.profiles import Rule, Rules
+from proxy.recorder import Exchange, Shell, ambiguous_message
+from proxy.refusals import Refusal
+from proxy.relay import Client
+from proxy.tape import Part, Step, Where
+from runtime.entries import AnswerRow, Fenced, Outcome, Recorded, StepFacts, Stop, Stopped
+from runtime.step import Effect, RunStatus, State
+
+#: A request whose body is larger is canonicalised off the event loop.
+_OFF_LOOP = 256 << 10
+#: DESIGN §3.3: how long a FIN may be on its way.
+_BEAT = 0.05
+#: DESIGN §3.3: a reset this soon after a delivery undoes it.
+_RESET_WINDOW = 1.0
+#: Turns of the event loop that a task may need to notice that its client is gone.
+_TURNS = 20
+_IDENTITY_ENCODING = (b"Accept-Encoding", b"identity")
+
+
+class Journalled:
+    """Answers journalled requests. One per sidecar."""
+
+    def __init__(self, shell: Shell, attempts: Attempts, rules: Rules, secret: bytes) -> None:
+        self._shell = shell
+        self._settings = shell.settings
+        self._attempts = attempts
+        self._rules = rules
+        self._secret = secret
+
+    async def answer(
+        self, run: Run, request: Request, rule: Rule, explicit: str | None, client: Client
+    ) -> Refusal | None:
+        """Serve *request* of *run*; the refusal to give, or None when the answer was given. Raises DatabaseAway."""
+        arrival = await self._arrival(run, request, rule, explicit)
+        while True:
+            if run.outdated:
+                await self._attempts.refresh(run)
+            await self._look(run, arrival)
+            # Nothing may be awaited between this decision and its first consequence.
+            if run.refusal is not None:
+                return run.refusal
+            decision = self._decide(run, arrival)
+            if isinstance(decision, Beat):
+                await asyncio.sleep(_BEAT)
+                arrival = replace(arrival, beaten=True)
+            elif isinstance(decision, Wait):
+                await asyncio.sleep(self._settings.poll)
+                await self._attempts.refresh(run)
+                if client.door.gone:
+                    return None
+            else:
+                break
+        run.requests += 1
+        if isinstance(decision, Ambiguous | Diverged | NoAttempt):
+            return await self._stop(run, decision, request)
+        if isinstance(decision, Replay):
+            return await self._replay(run, decision, rule, arrival, client)
+        await self._exchange(run, decision, request, rule, arrival, client)
+        return None
+
+    async def _arrival(self, run: Run, request: Request, rule: Rule, explicit: str | None) -> Arrival:
+        if len(request.body) > _OFF_LOOP:
+            loop = asyncio.get_running_loop()
+            fingerprint = await loop.run_in_executor(None, partial(canonical.fingerprint, request, rule))
+        else:
+            fingerprint = canonical.fingerprint(request, rule)
+        signal = keys.retry_signal(request, rule)
+        return Arrival(
+            effect=rule.effect,
+            fingerprint=fingerprint,
+            secondary=canonical.secondary(request, rule, self._secret),
+            explicit=explicit,
+            again=signal.again,
+            token=signal.token,
+            token_is_call=rule.key is not None and rule.key.kept_over_retries,
+            tokenless=run.tokenless,
+            retention=rule.retention(request.method),
+        )
+
+    async def _look(self, run: Run, arrival: Arrival) -> None:
+        """See which clients of equal requests are gone, or have their answer, before deciding on the next."""
+        for _ in range(_TURNS):
+            pending = False
+            for door, step in run.serving.items():
+                if step is not None and step.facts.fingerprint == arrival.fingerprint:
+                    if door.look():
+                        pending = True
+                    elif door.answered:
+                        door.believe()
+                        pending = True
+            if not pending:
+                return
+            # Their tasks have been woken; each needs a turn of the loop to tell the tape.
+            await asyncio.sleep(0)
+
+    def _decide(self, run: Run, arrival: Arrival) -> Decision:
+        if run.stale and arrival.effect is not Effect.READ and arrival.explicit is None:
+            return NoAttempt("the process that first spoke for the run is gone, and another of its group goes on")
+        return decide(run.tape, arrival, run.now(), self._settings.mode)
+
+    async def _replay(self, run: Run, due: Replay, rule: Rule, arrival: Arrival, client: Client) -> Refusal | None:
+        step, row = due.step, due.step.answers[due.n]
+        self._claim(run, step, arrival, Part.REPLAYED, client)
+        self._saved(run, row, rule, due.n >= step.had)
+        delivered = False
+        try:
+            extra = ((b"Twiceshy-Replayed", b"true"), _step_header(step))
+            delivered = await relay.replay(client, row, await self._body(run, step, row), extra)
+        finally:
+            self._delivered(run, step, due.n, client.door, delivered, rule)
+        return None
+
+    async def _body(self, run: Run, step: Step, row: AnswerRow) -> AsyncIterator[bytes] | bytes:
+        facts = row.facts
+        if facts.body is not None:
+            return facts.body
+        if facts.body_id is not None:
+            return self._shell.journal.parts(run.run_id, facts.body_id)
+        if facts.size == 0:
+            return b""
+        return await self._shell.journal.small_body(run.run_id, step.key, row.n)
+
+    async def _exchange(
+        self, run: Run, due: Send | Join, request: Request, rule: Rule, arrival: Arrival, client: Client
+    ) -> None:
+        if isinstance(due, Join):
+            step = due.step
+            exchange = next(
+                other for other in run.exchanges.values() if other.step is not None and other.step.key == step.key
+            )
+            part = Part.JOINED
+        else:
+            step, exchange = self._begin(run, due, request, rule, arrival)
+            part = Part.LIVE
+        self._claim(run, step, arrival, part, client)
+        exchange.clients += 1
+        delivered = False
+        try:
+            delivered = await relay.relay(client, exchange, (_step_header(step),))
+        finally:
+            exchange.clients -= 1
+            exchange.client_left()
+            if part is Part.JOINED and exchange.row is not None and exchange.attempt != run.tape.attempt:
+                self._saved(run, exchange.row, rule, True)
+            self._delivered(run, step, exchange.place, client.door, delivered, rule)
+
+    def _begin(self, run: Run, due: Send, request: Request, rule: Rule, arrival: Arrival) -> tuple[Step, Exchange]:
+        """Put the step and its exchange on the tape, and start it."""
+        tape = run.tape
+        if due.drift:
+            tape.drift += 1
+        step = due.step
+        if step is None:
+            key = arrival.explicit or f"{arrival.fingerprint.hex()[:24]}#{due.occurrence}"
+            sent, wire_key = self._outgoing(run, request, rule, key, None)
+            facts = StepFacts(
+                key, rule.effect, arrival.explicit is not None, arrival.fingerprint, due.occurrence, arrival.secondary,
+                request.method, sent.shown_url, wire_key, sent.journal_head(), request.body, self._rules.hash,
+            )  # fmt: skip
+            step = tape.add(Step(facts))
+        else:
+            sent, _ = self._outgoing(run, request, rule, step.key, step.facts.wire_key)
+        recall = partial(self._first, run, step, request, rule) if due.first else None
+        exchange = Exchange(
+            self._shell,
+            run,
+            run.run_id,
+            sent.request,
+            rule,
+            step,
+            place=due.place,
+            replaces=due.replaces,
+            recall=recall,
+        )
+        step.where = Where.HERE
+        step.place = due.place
+        run.exchanges[exchange.id] = exchange
+        exchange.start()
+        return step, exchange
+
+    async def _first(self, run: Run, step: Step, request: Request, rule: Rule) -> Request:
+        """The request that went first for *step*, with the credentials of *request*."""
+        body = await self._shell.journal.request_body(run.run_id, step.key)
+        return outgoing.recall(step.facts.request_head, body, request, rule.secret_query)
+
+    def _outgoing(
+        self, run: Run, request: Request, rule: Rule, key: str, pinned: str | None
+    ) -> tuple[outgoing.Outgoing, str | None]:
+        """The request with its key on the wire. Journal mode puts none."""
+        wire_key = None
+        if self._settings.mode == "durable":
+            choice = keys.choose(request, rule, pinned, keys.derive(self._secret, run.uuid, key))
+            request = replace(request, headers=keys.place(request.headers, choice))
+            wire_key = choice.value
+        if rule.dialect is not None:
+            # The end of a compressed stream could not be told: SDKs take an uncompressed one as well.
+            kept = tuple(pair for pair in request.headers if pair[0].lower() != b"accept-encoding")
+            request = replace(request, headers=(*kept, _IDENTITY_ENCODING))
+        return outgoing.Outgoing(request, rule.secret_query), wire_key
+
+    # ---- what is told to the tape
+
+    def _claim(self, run: Run, step: Step, arrival: Arrival, part: Part, client: Client) -> None:
+        tape = run.tape
+        if run.tokenless and arrival.explicit is None and is_repeat(tape, arrival, step):
+            tape.repeated = True
+        tape.attach(step, part)
+        run.serving[client.door] = step
+        if arrival.token is not None:
+            tape.tokens[arrival.token] = step.key
+
+    def _saved(self, run: Run, row: AnswerRow, rule: Rule, first: bool) -> None:
+        """An LLM call that an earlier attempt paid for serves this one."""
+        if first and rule.dialect is not None and row.attempt != run.tape.attempt and not row.facts.own:
+            run.tape.calls_saved += 1
+            run.tape.tokens_saved += row.facts.tokens
+
+    def _delivered(self, run: Run, step: Step, n: int, door: Door, delivered: bool, rule: Rule) -> None:
+        run.serving.pop(door, None)
+        run.tape.detach(step, n, delivered=delivered)
+        run.idle_since = time.monotonic()
+        # SDKs stop reading at a terminal event and close: a reset after that undoes nothing.
+        if not delivered or rule.dialect is not None:
+            return
+        at, until, tape = run.requests, time.monotonic() + _RESET_WINDOW, run.tape
+
+        def undo() -> None:
+            if run.requests == at and time.monotonic() < until:
+                tape.undeliver(step, n)
+
+        door.on_reset = undo
+
+    async def _stop(self, run: Run, due: Ambiguous | Diverged | NoAttempt, request: Request) -> Refusal:
+        if isinstance(due, NoAttempt):
+            return Refusal(
+                "no-attempt",
+                f"{request.method} {request.authority}{request.path} for run {run.run_id} is refused: {due.why}, so "
+                "nobody can say whether this is a restart or a second one. Name the step with a Twiceshy-Step header, "
+                f"or start the agent with `twiceshy run --run {run.run_id} -- COMMAND`, or give it a token of "
+                f"`twiceshy claim {run.run_id}`. Nothing was sent.",
+                run.run_id,
+            )
+        step = due.step
+        if isinstance(due, Diverged):
+            status = RunStatus.DIVERGED
+            message = (
+                f"Run {run.run_id} is stopped: step {step.key} was {step.facts.method} {step.facts.url}, and now it is "
+                f"{request.method} {request.authority}{request.path}"
+                f"{await self._differences(run, step, request)}. Nothing was sent. "
+                "Give the new request another Twiceshy-Step."
+            )
+            entry = Stop(run.fence, status, step.key, message)
+        else:
+            status = RunStatus.AMBIGUOUS
+            message = ambiguous_message(run.run_id, step, "the sidecar that sent it died before an answer came")
+            entry = Stop(run.fence, status, step.key, message, step.exchange if step.state is State.SENT else None)
+        outcome = await self._shell.journal.write(entry)
+        refusal = (
+            Refusal(status.value, message, run.run_id, step.key)
+            if isinstance(outcome, Recorded)
+            else self._lost(run, outcome)
+        )
+        run.refuse(refusal)
+        return run.refusal or refusal
+
+    def _lost(self, run: Run, outcome: Outcome) -> Refusal:
+        """The stop could not be written: the run was taken over, or is stopped already, or its row moved on."""
+        return run.outcome_refusal(outcome if isinstance(outcome, Fenced | Stopped) else Fenced())
+
+    async def _differences(self, run: Run, step: Step, request: Request) -> str:
+        rule = self._rules.match(request)
+        found = difference(await self._first(run, step, request, rule), request, rule)
+        return "".join(f"; {one.path}: {one.old!r} → {one.new!r}" for one in found[:5])
+
+
+def _step_header(step: Step) -> tuple[bytes, bytes]:
+    return b"Twiceshy-Step", step.key.encode("latin-1")
