@@ -7,12 +7,11 @@ PUT  /result    the run's result, JSON; the last one counts
 
 import json
 
-from runtime.journal import Journal
-
 from proxy.attempts import Attempts, Run
 from proxy.message import Request
 from proxy.recorder import Head
 from proxy.refusals import Refusal
+from runtime.journal import Journal
 
 _JSON = ((b"Content-Type", b"application/json"),)
 

@@ -18,7 +18,6 @@ import time
 from pathlib import Path
 
 from aiohttp import web
-from runtime.journal import Journal
 
 from proxy.attempts import Attempts
 from proxy.doors import Door, listen
@@ -28,6 +27,7 @@ from proxy.recorder import Shell
 from proxy.tokenless import Tokenless
 from proxy.upstream import Upstream
 from runtime.errors import DatabaseAway, TwiceshyError, UsageError
+from runtime.journal import Journal
 from runtime.settings import Settings, load
 
 log = logging.getLogger("twiceshy.sidecar")

@@ -7,9 +7,6 @@ kept, by the sidecar. What cannot be told apart is refused with the ways out, ne
 import asyncio
 import socket
 
-from runtime.journal import Journal
-from runtime.runs import AttemptRow
-
 from proxy import peers
 from proxy.attempts import Attempts, Run, refusal_of
 from proxy.doors import Door
@@ -19,6 +16,8 @@ from proxy.refusals import Refusal
 from runtime import runs
 from runtime.entries import Fence, Fenced
 from runtime.errors import Held, NotNow
+from runtime.journal import Journal
+from runtime.runs import AttemptRow
 
 
 class Tokenless:
