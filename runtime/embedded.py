@@ -112,6 +112,7 @@ class Postgres:
             self._initialise(password)
         self._password = password.read_text("ascii").strip()
         if self._port is None:
+            self._end_leftovers()  # one of them may still have the port
             self._port = hold_kept_port(self.folder / "port")
 
     def spawn(self) -> None:

@@ -115,6 +115,12 @@ class Keeping:
             raise
         return self
 
+    @property
+    def trouble(self) -> str | None:
+        """Why no sidecar listens at this moment, in words, as far as that is known."""
+        trouble: str | None = self._now("trouble")
+        return trouble
+
     async def __aenter__(self) -> Self:
         return self
 

@@ -160,8 +160,12 @@ def apart(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _still_keeping(folder: Path, patience: float) -> str:
-    """Wait for every keeper below *folder* to end. Returns what its lock file says if it had to be killed."""
+    """Wait for every keeper below *folder* to end. Returns who had to be killed.
+
+    One that nobody has open would end by itself a moment later, and is asked not to wait for that.
+    """
     end = time.monotonic() + patience
+    asked = False
     for path in folder.rglob("keeper.lock"):
         with path.open() as lock:
             while True:
@@ -169,10 +173,24 @@ def _still_keeping(folder: Path, patience: float) -> str:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    if time.monotonic() > end:
-                        pid = lock.read().strip()
-                        if pid.isdigit():
-                            os.kill(int(pid), signal.SIGKILL)
-                        return pid or "?"
-                    time.sleep(0.02)
+                    pid = path.read_text().strip()
+                if time.monotonic() > end:
+                    _send(pid, signal.SIGKILL)
+                    return pid or "?"
+                if not asked and not _is_open(path.with_name("keeper.sock")):
+                    asked = True
+                    _send(pid, signal.SIGTERM)
+                time.sleep(0.02)
     return ""
+
+
+def _is_open(path: Path) -> bool:
+    """Whether somebody has a connection to the Unix socket at *path*."""
+    lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    return any(line[-1] == str(path) and line[5] == "03" for line in lines)
+
+
+def _send(pid: str, signum: int) -> None:
+    with contextlib.suppress(ProcessLookupError, ValueError, OSError):
+        if b"runtime.keeper" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(int(pid), signum)
