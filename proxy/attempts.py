@@ -68,7 +68,7 @@ class Run:
         """From now on every request of the attempt gets *refusal*, and what is open to it is cut."""
         if self.refusal is None:
             self.refusal = refusal
-            log.warning("run %s: %s: %s", self.run_id, refusal.code, refusal.message)
+            log.info("run %s: %s", self.run_id, refusal.code)
 
     def cut_clients(self) -> None:
         for door in list(self.serving):
@@ -239,7 +239,8 @@ class Attempts:
                 run.confirm(outcome)
                 continue
             run.refuse(refusal_of(run.run_id, outcome))
-            if isinstance(outcome, Fenced):
+            if isinstance(outcome, Fenced) and run.serving:
+                log.warning("run %s was taken over: %d clients are cut", run.run_id, len(run.serving))
                 run.cut_clients()
 
     async def save(self, run: Run) -> None:
