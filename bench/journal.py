@@ -129,7 +129,8 @@ async def measure(dsn: str, writers: int, steps: int) -> None:
     per_step = "–" if syncs is None or after is None else f"{(after - syncs) / done:.2f}"
     print(
         f"{writers:>3} writers  {done / seconds:>6.0f} steps/s  p50 {statistics.median(took) * 1e3:>6.2f} ms  "
-        f"p99 {sorted(took)[int(len(took) * 0.99)] * 1e3:>6.2f} ms  {per_step:>5} WAL syncs/step  {grown / done:>5.0f} bytes/step",
+        f"p99 {sorted(took)[int(len(took) * 0.99)] * 1e3:>6.2f} ms  {per_step:>5} WAL syncs/step  "
+        f"{grown / done:>5.0f} bytes/step",
         flush=True,
     )
     await watch.close()

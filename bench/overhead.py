@@ -23,6 +23,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias, cast
 
 import aiohttp
 import asyncpg
@@ -30,6 +31,7 @@ import asyncpg
 from bench.journal import server, settled_syncs, table_bytes
 from runtime import database, runs
 
+Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
 STEPS_PER_RUN = 6
 FLIGHTS = (1, 8, 64)
 PROJECT = Path(__file__).resolve().parent.parent
@@ -54,9 +56,7 @@ class Figures:
 class Bench:
     """The processes, and the ways of one run through them."""
 
-    def __init__(
-        self, dsn: str, stub: str, sidecar: str, session: aiohttp.ClientSession, pool: "asyncpg.Pool[asyncpg.Record]"
-    ) -> None:
+    def __init__(self, dsn: str, stub: str, sidecar: str, session: aiohttp.ClientSession, pool: Pool) -> None:
         self.dsn = dsn
         self.stub = stub
         self.sidecar = sidecar
@@ -82,7 +82,8 @@ class Bench:
             took.append(time.perf_counter() - start)
 
     async def through(self, run: str, took: list[float]) -> None:
-        async with self.pool.acquire() as connection:
+        async with self.pool.acquire() as pooled:
+            connection = cast(database.Connection, pooled)
             await runs.create(connection, run)
             claim = await runs.claim(
                 connection, run, kind="claim", host=socket.gethostname(), folder="bench", lease=600.0
@@ -93,8 +94,10 @@ class Bench:
             start = time.perf_counter()
             await self._post(self.body(run, n), proxy=self.sidecar, headers=headers)
             took.append(time.perf_counter() - start)
-        async with self.pool.acquire() as connection:
-            await runs.end_attempt(connection, run, runs.hash_token(claim.token), "done", 0, final=True, error=None)
+        async with self.pool.acquire() as pooled:
+            await runs.end_attempt(
+                cast(database.Connection, pooled), run, runs.hash_token(claim.token), "done", 0, final=True, error=None
+            )
 
     async def _post(self, body: bytes, proxy: str | None = None, headers: dict[str, str] | None = None) -> bytes:
         async with self.session.post(f"{self.stub}/v1/things", data=body, headers=headers, proxy=proxy) as answer:
@@ -105,7 +108,8 @@ class Bench:
         """Milliseconds from the stub's writing of a stream's first event to the agent's reading of it."""
         headers = {}
         if proxied:
-            async with self.pool.acquire() as connection:
+            async with self.pool.acquire() as pooled:
+                connection = cast(database.Connection, pooled)
                 run = await runs.create(connection, None)
                 claim = await runs.claim(connection, run, kind="claim", host="bench", folder="bench", lease=600.0)
             pair = base64.b64encode(f"{run}:{claim.token}".encode()).decode()
@@ -197,8 +201,8 @@ async def main() -> str:
         await database.migrate(dsn)
         rules = folder / "twiceshy.toml"
         rules.write_text(
-            '[[route]]\nname = "bench"\nhost = "127.0.0.1"\npath = "/v1/**"\nmethods = ["POST"]\neffect = "idempotent"\n'
-            'key = { in = "header", name = "Idempotency-Key" }\n'
+            '[[route]]\nname = "bench"\nhost = "127.0.0.1"\npath = "/v1/**"\nmethods = ["POST"]\n'
+            'effect = "idempotent"\nkey = { in = "header", name = "Idempotency-Key" }\n'
         )
         stub = start(["bench.stub"], folder / "stub.log")
         stack.callback(stub.kill)
