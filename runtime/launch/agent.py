@@ -34,7 +34,7 @@ class Exit:
     @property
     def words(self) -> str:
         if self.lost:
-            return "its guardian was killed"
+            return "killed together with its guardian"
         if self.code < 0:
             try:
                 return f"killed by {signal.Signals(-self.code).name}"

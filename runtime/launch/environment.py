@@ -37,11 +37,10 @@ def environment(
     return result
 
 
-def exports(given: Mapping[str, str], base: Mapping[str, str]) -> list[str]:
-    """The shell lines that turn *base* into *given*, for ``eval "$(twiceshy env)"``. Any POSIX shell."""
-    lines = [f"unset {name}" for name in REMOVED if name in base]
+def exports(given: Mapping[str, str]) -> list[str]:
+    """The lines that put *given* into a shell, for ``eval "$(twiceshy env)"``. Any POSIX shell takes them."""
+    lines = [f"unset {' '.join(REMOVED)}"]
     for name, value in sorted(given.items()):
-        if base.get(name) != value:
-            quoted = value.replace("'", "'\\''")
-            lines.append(f"export {name}='{quoted}'")
+        quoted = value.replace("'", "'\\''")
+        lines.append(f"export {name}='{quoted}'")
     return lines

@@ -18,7 +18,7 @@ import contextlib
 import os
 import signal
 import termios
-from collections.abc import Callable
+import time
 from typing import Any
 
 from runtime.launch import guardian
@@ -91,19 +91,25 @@ class Terminal:
                     termios.tcsetattr(self.fd, termios.TCSADRAIN, self.modes)
         self.given = None
 
-    def stopped(self, number: int, group: int, resume: Callable[[], None]) -> None:
-        """The agent's *group* was stopped by *number*: stop with it, and *resume* it when continued."""
-        if not self.controls:
-            return  # somebody stopped it by hand: they will continue it
+    def stopped(self, number: int, group: int, *, asked: bool = False) -> float | None:
+        """The agent's *group* was stopped by *number*: stop with it.
+
+        *asked*: because we were asked to stop. Returns, when continued, after how many seconds the agent is
+        to be continued; None when it is not our affair.
+        """
+        if not self.controls and not asked:
+            return None  # somebody stopped it by hand: they will continue it
+        wanted = number in (signal.SIGTTIN, signal.SIGTTOU)
+        if self.given is None and wanted and self.give(group):
+            return 0.0  # it only wanted the terminal
         had = self.given is not None
-        if not had and number in (signal.SIGTTIN, signal.SIGTTOU) and self.give(group):
-            resume()  # it only wanted the terminal
-            return
         self.take()
+        before = time.monotonic()
         suspend(number)
-        if had or number in (signal.SIGTTIN, signal.SIGTTOU):
-            self.give(group)
-        resume()
+        if (had or wanted) and self.give(group):
+            return 0.0
+        # Nobody could stop us, nor give us the terminal that the agent asks for: it would stop again at once.
+        return 1.0 if wanted and time.monotonic() - before < 0.1 else 0.0
 
     def close(self) -> None:
         """Take back what was given, and SIGTTOU too."""

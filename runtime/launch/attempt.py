@@ -1,0 +1,181 @@
+"""One attempt: an agent from its start to its end, watched. Shell.
+
+What may end it, and what that means, are the values of ``Why``. Whatever ends it, no process of it is left
+when ``Attempt.run`` returns.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from runtime import runs
+from runtime.errors import UsageError
+from runtime.keeping import Keeping
+from runtime.launch import sidecar
+from runtime.launch.agent import Agent, Exit
+from runtime.launch.environment import environment
+from runtime.launch.patient import Patient
+from runtime.launch.signals import Signals
+from runtime.settings import Settings
+from runtime.step import Finality, RunStatus, State
+
+#: What an agent gets between SIGTERM and SIGKILL when its run is stopped, in seconds.
+GRACE = 5.0
+
+
+class Why(StrEnum):
+    """Why an attempt ended."""
+
+    EXITED = "exited"  # the agent's own end
+    UNHEARD = "unheard"  # it ended well, but an exchange still out then got no final answer
+    STOPPED = "stopped"  # the run is not running any more: stopped, cancelled
+    LOST = "lost"  # another attempt has the run
+    SIDECAR = "sidecar"  # its sidecar was replaced
+    INTERRUPTED = "interrupted"  # by a signal
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How an attempt ended. ``exit``: how its agent did, by itself or ended by us."""
+
+    why: Why
+    exit: Exit | None = None
+    words: str = ""
+
+
+class Attempt:
+    """One attempt of a claimed run."""
+
+    def __init__(
+        self, settings: Settings, claim: runs.Claim, command: Sequence[str], keeping: Keeping, patient: Patient,
+        signals: Signals, library: Path | None = None,
+    ) -> None:  # fmt: skip
+        self.settings = settings
+        self.claim = claim
+        self.command = command
+        self.keeping = keeping
+        self.patient = patient
+        self.signals = signals
+        self.library = library
+        self.token_hash = runs.hash_token(claim.token)
+        self.proxy = keeping.proxy
+        self.sidecar = keeping.sidecar
+
+    async def run(self) -> Ended:
+        """Start the agent and see it through. Raises UsageError when it cannot be started."""
+        env = environment(
+            os.environ, run=self.claim.run_id, token=self.claim.token, proxy=self.proxy, library=self.library
+        )
+        agent = await Agent.start(
+            self.command, env, ignored=self.signals.ignored, before=self.signals.terminal.offer,
+            on_signal=self.signals.of_group, on_stop=self.signals.of_stop,
+        )  # fmt: skip
+        self.signals.agent = agent
+        try:
+            ended = await self._first(self._judge(agent), self._watch_run(), self._watch_sidecar(), self._enough())
+            own = agent.exit.done()
+            exit_ = await agent.end(GRACE if ended.why is Why.STOPPED else 0)
+            if ended.why in (Why.STOPPED, Why.INTERRUPTED):
+                await sidecar.ask(self.proxy, self.claim.run_id, self.claim.token)  # the tape is written down
+            return replace(ended, exit=exit_ if own or ended.exit is None else ended.exit)
+        finally:
+            await agent.end(0)
+            self.signals.terminal.take(reset=agent.exit.result().code < 0)
+
+    async def _first(self, *ways: Coroutine[Any, Any, Ended]) -> Ended:
+        """The first of *ways* that comes to an end; of several at once the first named."""
+        tasks = [asyncio.create_task(way) for way in ways]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            return next(task for task in tasks if task.done()).result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ---- the ways in which an attempt ends
+
+    async def _enough(self) -> Ended:
+        await self.signals.enough.wait()
+        return Ended(Why.INTERRUPTED)
+
+    async def _watch_run(self) -> Ended:
+        """Keep the lease; end when it is lost or the run is not running any more."""
+        loop = asyncio.get_running_loop()
+        renew_at = loop.time() + self.settings.lease / 3
+        while True:
+            await asyncio.sleep(min(self.settings.poll, self.settings.lease / 3))
+            if loop.time() >= renew_at:
+                renew_at = loop.time() + self.settings.lease / 3
+                status = await self.patient.ask(runs.renew, self.claim.run_id, self.token_hash, self.settings.lease)
+            else:
+                status = await self.patient.ask(runs.standing, self.claim.run_id, self.token_hash)
+            if status is None:
+                return Ended(Why.LOST, words="another attempt has taken the run over")
+            if status is not RunStatus.RUNNING:
+                return Ended(Why.STOPPED, words=f"the run is {status}")
+
+    async def _watch_sidecar(self) -> Ended:
+        """End when the sidecar that this attempt lives with is not the one that serves now."""
+        while True:
+            await self.keeping.changed()
+            run = await self.patient.ask(runs.get_run, self.claim.run_id)
+            # An agent that has not spoken yet lives with none, and finds the new one at the same address.
+            if self.keeping.proxy != self.proxy or run.sidecar not in (None, self.keeping.sidecar):
+                return Ended(Why.SIDECAR, words="its sidecar was replaced")
+
+    async def _judge(self, agent: Agent) -> Ended:
+        """The agent's own end, once it is known what it was worth.
+
+        An agent whose sidecar died under it fails, or swallows the error and ends well: neither counts. One
+        that ended well may have left exchanges behind, which end first.
+        """
+        ended = await asyncio.shield(agent.exit)
+        if self.signals.interrupted_by(ended):
+            return Ended(Why.INTERRUPTED, ended)
+        missed = False
+        unheard: set[str] = set()
+        pause = 0.02
+        give_up = asyncio.get_running_loop().time() + self.settings.exchange_timeout
+        while asyncio.get_running_loop().time() < give_up:
+            told = await sidecar.ask(self.keeping.proxy, self.claim.run_id, self.claim.token)
+            if isinstance(told, sidecar.Refused):
+                if told.code == "sidecar-changed":
+                    return Ended(Why.SIDECAR, ended, "its sidecar was replaced")
+                return Ended(Why.EXITED, ended)  # fenced, stopped: the database has the last word
+            if isinstance(told, sidecar.Told):
+                if missed or (self.keeping.sidecar != self.sidecar and ended.code != 0):
+                    return Ended(Why.SIDECAR, ended, "its sidecar was replaced")
+                if told.open == 0 or ended.code != 0:
+                    break
+                if not unheard:
+                    steps = await self.patient.ask(runs.steps, self.claim.run_id)
+                    unheard = {step.key for step in steps if step.state is State.SENT}
+            else:
+                missed = True
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.5, 1.0)
+        if unheard:
+            for step in await self.patient.ask(runs.steps, self.claim.run_id):
+                if step.key in unheard and (step.state is not State.ANSWERED or step.finality is Finality.PROVISIONAL):
+                    words = f"{step.method} {step.url}, still out when the agent ended, got no final answer"
+                    return Ended(Why.UNHEARD, ended, words)
+        return Ended(Why.EXITED, ended)
+
+
+def check(command: Sequence[str]) -> None:
+    """Raise UsageError if *command* can certainly not be started: before a run is made for it."""
+    import shutil
+
+    if not command:
+        raise UsageError("no command: twiceshy run [--run ID] -- COMMAND…")
+    if shutil.which(command[0]) is None:
+        with contextlib.suppress(OSError):
+            if Path(command[0]).is_file():
+                raise UsageError(f"cannot start {command[0]!r}: not executable")
+        raise UsageError(f"cannot start {command[0]!r}: no such file or command")

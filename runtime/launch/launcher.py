@@ -1,0 +1,277 @@
+"""The launcher of one run: attempt after attempt until it is done, stopped, given up or interrupted. Shell.
+
+* One launcher per run and state folder, by lock. Who has the lock knows that the launcher of the previous
+  attempt is dead, and with it (guardian) its agent: the run is taken over at once, without waiting for a
+  lease to expire.
+* The first restart comes at once, then with growing pauses. ``max_attempts`` bounds consecutive attempts that
+  brought no new step; hand-overs and interruptions do not count.
+* A run that has ended is not started: its result is printed. One that is stopped says what settles it.
+
+Exit codes: DESIGN §9.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+from runtime import retry, runs, tape
+from runtime.errors import DatabaseAway, Held, NotNow, UsageError
+from runtime.folder import Lock, make_folder
+from runtime.keeping import Keeping
+from runtime.launch.attempt import Attempt, Ended, Why, check
+from runtime.launch.patient import Patient
+from runtime.launch.signals import Signals
+from runtime.launch.voice import Voice
+from runtime.settings import Settings
+from runtime.step import RunStatus
+from runtime.tapes import read_tape
+
+#: How long an interrupted launcher waits for a database that is away, in seconds.
+LAST_WORDS = 10.0
+
+
+class Code(IntEnum):
+    """Exit codes of ``twiceshy run``; an interrupted one ends with 128 + the signal's number."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    STOPPED = 3
+    CANCELLED = 4
+    BUSY = 75
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is to be run. ``run`` None: a new run."""
+
+    command: Sequence[str]
+    run: str | None = None
+    agent: str = ""
+    input: bytes | None = None
+    library: Path | None = None
+
+
+async def run(settings: Settings, order: Order, keeping: Keeping, signals: Signals, voice: Voice) -> int:
+    """See the run through. Returns the exit code. Raises UsageError, Held and NotFound with words."""
+    check(order.command)
+    patient = Patient(lambda: keeping.dsn, "run", voice.say)
+    work = asyncio.create_task(_run(settings, order, keeping, signals, voice, patient))
+    enough = asyncio.create_task(signals.enough.wait())
+    try:
+        await asyncio.wait({work, enough}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            # Interrupted: the end is written down, unless the database stays away.
+            await asyncio.wait({work}, timeout=LAST_WORDS)
+        if not work.done():
+            work.cancel()
+            await asyncio.wait({work})
+        if work.cancelled():
+            return 128 + (signals.interrupted_by() or signal.SIGINT)
+        return work.result()
+    finally:
+        enough.cancel()
+        await patient.close()
+
+
+async def _run(
+    settings: Settings, order: Order, keeping: Keeping, signals: Signals, voice: Voice, patient: Patient
+) -> int:
+    run_id = await patient.ask(runs.create, order.run, agent=order.agent, input=order.input)
+    lock = _lock(keeping.folder, run_id)
+    try:
+        code = await Launcher(settings, order, run_id, keeping, signals, voice, patient).run()
+        if code in (Code.DONE, Code.FAILED, Code.CANCELLED):
+            # Nobody starts an ended run: its lock file is of no more use.
+            lock.path.unlink(missing_ok=True)
+        return code
+    finally:
+        lock.release()
+
+
+def _lock(folder: Path, run_id: str) -> Lock:
+    make_folder(folder / "runs")
+    lock = Lock(folder / "runs" / f"{run_id}.lock")
+    if not lock.take():
+        raise Held(f"run {run_id} is being run by another twiceshy (pid {lock.owner()}) on this machine")
+    return lock
+
+
+class Launcher:
+    """The attempt loop of one run. Its lock is held already."""
+
+    def __init__(
+        self, settings: Settings, order: Order, run_id: str, keeping: Keeping, signals: Signals, voice: Voice,
+        patient: Patient,
+    ) -> None:  # fmt: skip
+        self.settings = settings
+        self.order = order
+        self.run_id = run_id
+        self.keeping = keeping
+        self.signals = signals
+        self.voice = voice
+        self.patient = patient
+        self.host = socket.gethostname()
+        self.stdin = _start_of_input()
+
+    async def run(self) -> int:
+        started = False
+        while True:
+            row = await self.patient.ask(runs.get_run, self.run_id)
+            if row.status.ended or row.status.stopped or row.status is RunStatus.PARKED:
+                return await self._report(row, started=started)
+            if self.signals.interrupted_by():
+                return self._interrupted()
+            try:
+                claim = await self._claim()
+            except NotNow:
+                continue  # it ended or stopped between the two questions
+            if claim.barren >= self.settings.max_attempts:
+                await self._end(claim, "failed", None, final=True, error=self._gave_up(claim.barren))
+                continue
+            started = True
+            self._rewind()
+            where = f"run {self.run_id} · attempt {claim.n}"
+            self.voice.tell(where if claim.n > 1 else f"{where} · {self.keeping.proxy}")
+            code = await self._attempt(claim)
+            if code is not None:
+                return code
+
+    async def _claim(self) -> runs.Claim:
+        """Become the run's next attempt. Raises Held, NotNow."""
+        # Our lock proves a launcher of this folder dead; of other owners only the clock can tell (runtime.lease).
+        return await self.patient.ask(
+            runs.claim, self.run_id, kind="launcher", host=self.host, folder=str(self.keeping.folder),
+            lease=self.settings.lease, proved_dead=True,
+        )  # fmt: skip
+
+    async def _attempt(self, claim: runs.Claim) -> int | None:
+        """One attempt and what follows from its end. Returns the exit code, None to look again."""
+        attempt = Attempt(
+            self.settings, claim, self.order.command, self.keeping, self.patient, self.signals, self.order.library
+        )
+        try:
+            ended = await attempt.run()
+        except UsageError as error:
+            await self._end(claim, "interrupted", None, error=str(error))
+            raise
+        code = None if ended.exit is None else ended.exit.code
+        match ended.why:
+            case Why.LOST:
+                self.voice.say(f"run {self.run_id}: {ended.words}; this agent was ended")
+                return Code.BUSY
+            case Why.STOPPED:
+                await self._end(claim, "stopped", code)
+            case Why.INTERRUPTED:
+                await self._end(claim, "interrupted", code)
+                return await self._interrupted_summary()
+            case Why.SIDECAR:
+                await self._end(claim, "handed_over", code)
+                self.voice.say(f"run {self.run_id}: attempt {claim.n}: {ended.words}; the agent is started again")
+            case Why.EXITED if code == 0:
+                status = await self._end(claim, "done", code)
+                if status is None:
+                    return Code.BUSY
+            case Why.EXITED | Why.UNHEARD:
+                return await self._failed(claim, ended)
+        return None
+
+    async def _failed(self, claim: runs.Claim, ended: Ended) -> int | None:
+        """The agent died, or said that it failed: again, after a pause, unless it gets nowhere."""
+        assert ended.exit is not None
+        died = ended.exit.code < 0
+        words = ended.words or f"the agent {'was' if died else 'ended with'} {ended.exit.words}"
+        barren = retry.barren(claim.barren, "failed", progress=await self._progress(claim))
+        final = barren >= self.settings.max_attempts
+        status = await self._end(
+            claim, "died" if died else "failed", ended.exit.code, final=final,
+            error=f"{self._gave_up(barren)}; the last: {words}" if final else words,
+        )  # fmt: skip
+        if status is None:
+            return Code.BUSY
+        if status is not RunStatus.QUEUED:
+            return None
+        pause = retry.backoff(barren - 1, random.random(), base=self.settings.backoff)
+        again = f"again in {pause:.0f} s" if pause >= 1 else "again at once"
+        self.voice.say(f"run {self.run_id}: attempt {claim.n}: {words}; {again}")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.signals.enough.wait(), pause)
+        return None
+
+    async def _progress(self, claim: runs.Claim) -> bool:
+        """Whether a new step began in this attempt."""
+        row = await self.patient.ask(runs.get_run, self.run_id)
+        last = await self.patient.ask(runs.last_attempt, self.run_id)
+        return last is not None and last.n == claim.n and row.newest > last.counter_at
+
+    def _gave_up(self, barren: int) -> str:
+        return f"{barren} attempts in a row brought no new step (max_attempts = {self.settings.max_attempts})"
+
+    async def _end(
+        self, claim: runs.Claim, outcome: str, code: int | None, *, final: bool = False, error: str | None = None
+    ) -> RunStatus | None:
+        """Write the attempt's end down. None: the run had been taken over, and nothing was written."""
+        status = await self.patient.ask(
+            runs.end_attempt, self.run_id, runs.hash_token(claim.token), outcome, code, final=final, error=error
+        )
+        if status is None:
+            self.voice.say(f"run {self.run_id}: another attempt has taken the run over")
+        return status
+
+    # ---- words
+
+    async def _report(self, row: runs.RunRow, *, started: bool) -> int:
+        """The run is not to be started (again): say why, and how it went."""
+        picture = await self.patient.ask(read_tape, self.run_id)
+        lines = tape.summary(picture)
+        smooth = row.status is RunStatus.DONE and len(picture.attempts) == 1 and len(lines) == 1
+        if started:
+            (self.voice.tell if smooth else self.voice.say)("\n".join(lines))
+        elif row.status is RunStatus.DONE:
+            self.voice.tell(f"run {self.run_id} is done already; its result:")
+            sys.stdout.buffer.write((row.result if row.result is not None else b"null") + b"\n")
+            sys.stdout.buffer.flush()
+        elif row.status is RunStatus.PARKED:
+            self.voice.say(f"run {self.run_id} is parked: it waits, and goes on by itself")
+        else:
+            self.voice.say("\n".join([f"run {self.run_id} is not started: it is {row.status}", *lines[1:]]))
+        codes = {RunStatus.DONE: Code.DONE, RunStatus.FAILED: Code.FAILED, RunStatus.CANCELLED: Code.CANCELLED}
+        return codes.get(row.status, Code.BUSY if row.status is RunStatus.PARKED else Code.STOPPED)
+
+    async def _interrupted_summary(self) -> int:
+        if self.voice.chatty:
+            with contextlib.suppress(DatabaseAway, TimeoutError):
+                picture = await asyncio.wait_for(self.patient.ask(read_tape, self.run_id), 5)
+                self.voice.tell("\n".join(tape.summary(picture)))
+        return self._interrupted()
+
+    def _interrupted(self) -> int:
+        number = self.signals.interrupted_by() or signal.SIGINT
+        self.voice.say(
+            f"run {self.run_id} was interrupted ({signal.Signals(number).name}); to go on: "
+            f"twiceshy run --run {self.run_id} -- …"
+        )
+        return 128 + number
+
+    # ---- input
+
+    def _rewind(self) -> None:
+        """Each attempt reads its input from the top, where that can be: from a file, not from a pipe."""
+        if self.stdin is not None:
+            with contextlib.suppress(OSError):
+                os.lseek(0, self.stdin, os.SEEK_SET)
+
+
+def _start_of_input() -> int | None:
+    try:
+        return os.lseek(0, 0, os.SEEK_CUR)
+    except OSError:
+        return None
