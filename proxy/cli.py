@@ -1,0 +1,145 @@
+"""``twiceshy``: the command line. Composes runtime and proxy; every verb calls the functions that the API does.
+
+Errors are one line on standard error. Exit codes: 0 well, 1 not, 2 usage, 75 busy; ``run`` has more (DESIGN §9).
+"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from runtime.errors import Held, NotFound, TwiceshyError, UsageError
+from runtime.settings import Settings
+
+#: What the keeper starts as the sidecar.
+SIDECAR = (sys.executable, "-m", "proxy.sidecar")
+
+Verb = Callable[[argparse.Namespace], "Awaitable[int] | int"]
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    """A flag for each setting that is one value, with the setting's own help."""
+    group = parser.add_argument_group("settings", "over TWICESHY_* and twiceshy.toml")
+    for name, field in Settings.model_fields.items():
+        if name != "route":
+            text = f"{field.description} (default: {field.default})".replace("%", "%%")
+            flag = "--" + name.replace("_", "-")
+            group.add_argument(flag, dest=f"setting_{name}", metavar="VALUE", help=text)
+
+
+def flags(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings given as flags."""
+    given = vars(arguments).items()
+    return {name.removeprefix("setting_"): value for name, value in given if name.startswith("setting_")}
+
+
+def parser() -> argparse.ArgumentParser:
+    """All verbs and their arguments."""
+    from proxy import cli_run, cli_runs, cli_shell
+
+    top = argparse.ArgumentParser(
+        prog="twiceshy", description="Agents that never do it twice.", allow_abbrev=False,
+        epilog="The database is DATABASE_URL, or an embedded one when that is not set.",
+    )  # fmt: skip
+    verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True)
+
+    def verb(name: str, act: Verb, text: str, *, settings: bool = False) -> argparse.ArgumentParser:
+        added = verbs.add_parser(name, help=text, description=text, allow_abbrev=False)
+        added.set_defaults(act=act)
+        if settings:
+            _add_settings(added)
+        return added
+
+    run = verb("run", cli_run.run, "run an agent until it is done, whatever dies in between", settings=True)
+    run.usage = "twiceshy run [--run ID] [options] -- COMMAND…"
+    run.add_argument("--run", metavar="ID", help="the run to start or to go on with (default: a new one)")
+    run.add_argument("--agent", metavar="NAME", help="the agent's name, for people (default: the command's)")
+    run.add_argument("--input", metavar="JSON", help="input of a new run, JSON; @FILE reads it from a file")
+    run.add_argument("-q", "--quiet", action="store_true", help="say nothing unless something happened")
+    run.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+    up = verb("up", cli_run.up, "be the sidecar (and the embedded database) in the foreground", settings=True)
+    up.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    up.add_argument("--port", type=int, default=7777, help="the proxy's port (default: %(default)s)")
+
+    show = verb("show", cli_runs.show, "show a run's tape: attempts side by side")
+    show.add_argument("run", metavar="RUN")
+    show.add_argument("--json", action="store_true", help="as JSON, for programs")
+
+    runs = verb("runs", cli_runs.runs, "list runs, the newest first")
+    runs.add_argument("--status", metavar="STATUS", help="only those that are so")
+    runs.add_argument("--limit", type=int, default=50, metavar="N", help="how many (default: %(default)s)")
+    runs.add_argument("--json", action="store_true", help="as JSON, for programs")
+
+    env = verb("env", cli_shell.env, 'shell lines that put this shell\'s programs under a run: eval "$(twiceshy env)"',
+               settings=True)  # fmt: skip
+    env.add_argument("--run", metavar="ID", help="the run (default: a new one)")
+
+    claim = verb("claim", cli_shell.claim, "claim a run and print the token to act for it", settings=True)
+    claim.add_argument("run", metavar="RUN")
+
+    resolve = verb("resolve", cli_runs.resolve, "settle a step whose outcome is not known")
+    resolve.add_argument("run", metavar="RUN")
+    resolve.add_argument("step", metavar="STEP", help="its key, or a beginning that fits no other open one")
+    resolve.add_argument("how", choices=["assume_done", "send_again"],
+                         help="assume_done: it happened, the agent gets the answer given here; send_again: it did not")  # fmt: skip
+    resolve.add_argument("--status", type=int, default=200, help="of the answer (default: %(default)s)")
+    resolve.add_argument("--header", action="append", default=[], metavar="NAME:VALUE", help="of the answer")
+    resolve.add_argument("--body", default="", metavar="TEXT", help="of the answer; @FILE reads it from a file")
+
+    verb("init-db", cli_runs.init_db, "make or upgrade the tables, and nothing else")
+    return top
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """*argv* as arguments. What comes after the first ``--`` of ``run`` is the agent's command, untouched."""
+    words = list(argv)
+    command: list[str] | None = None
+    if words[:1] == ["run"] and "--" in words:
+        at = words.index("--")
+        words, command = words[:at], words[at + 1 :]
+    arguments = parser().parse_args(words)
+    if command is not None:
+        if arguments.command:
+            raise UsageError(f"{arguments.command[0]!r} stands before the --: twiceshy run [--run ID] -- COMMAND…")
+        arguments.command = command
+    return arguments
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of ``twiceshy``."""
+    _open_standard_streams()
+    try:
+        arguments = parse(sys.argv[1:] if argv is None else argv)
+        result = arguments.act(arguments)
+        code = result if isinstance(result, int) else asyncio.run(result)
+        sys.stdout.flush()
+    except TwiceshyError as error:
+        print(f"twiceshy: {error}", file=sys.stderr)
+        if isinstance(error, Held):
+            return 75
+        return 2 if isinstance(error, UsageError | NotFound) else 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:  # `twiceshy runs | head`
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 128 + signal.SIGPIPE
+    return code
+
+
+def _open_standard_streams() -> None:
+    """A closed one would be taken by the next file that is opened, and be written to by whoever thinks it is his."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""``twiceshy run`` and ``twiceshy up``."""
+
+import argparse
+import json
+from pathlib import Path
+
+from proxy import cli
+from runtime.errors import UsageError
+from runtime.settings import load
+
+
+def text_or_file(given: str) -> bytes:
+    """*given* itself, or the content of the file that ``@FILE`` names. Raises UsageError."""
+    if not given.startswith("@"):
+        return given.encode("utf-8", "surrogateescape")
+    try:
+        return Path(given[1:]).read_bytes()
+    except OSError as error:
+        raise UsageError(f"{given[1:]}: {error.strerror}") from error
+
+
+async def run(arguments: argparse.Namespace) -> int:
+    """Start, watch and restart an agent. Its streams are its own; ours is standard error."""
+    from runtime.keeping import Keeping
+    from runtime.launch import launcher
+    from runtime.launch.agent import ignored_signals
+    from runtime.launch.attempt import check
+    from runtime.launch.signals import Signals
+    from runtime.launch.terminal import Terminal
+    from runtime.launch.voice import Voice
+
+    check(arguments.command)
+    settings = load(cli.flags(arguments))
+    given = None
+    if arguments.input is not None:
+        given = text_or_file(arguments.input)
+        try:
+            json.loads(given)
+        except ValueError as error:
+            raise UsageError(f"--input is not JSON: {error}") from error
+    order = launcher.Order(
+        command=arguments.command, run=arguments.run, input=given,
+        agent=arguments.agent or Path(arguments.command[0]).name,
+    )  # fmt: skip
+    ignored = ignored_signals()
+    signals = Signals(Terminal(), ignored)
+    try:
+        async with await Keeping.open(settings, cli.SIDECAR) as keeping:
+            # Not earlier: until here Ctrl-C simply ends us.
+            signals.install()
+            code = await launcher.run(settings, order, keeping, signals, Voice(quiet=arguments.quiet))
+    finally:
+        signals.close()
+    return signals.leave(code)
+
+
+def up(arguments: argparse.Namespace) -> int:
+    """Keep database and sidecar in the foreground until Ctrl-C."""
+    from runtime import keeping
+
+    return keeping.up(load(cli.flags(arguments)), cli.SIDECAR, host=arguments.host, port=arguments.port)

@@ -1,0 +1,157 @@
+"""``twiceshy show``, ``runs``, ``resolve``, ``init-db``: what needs the database only."""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import asyncpg
+
+from proxy import cli
+from proxy.cli_run import text_or_file
+from runtime import database, tape
+from runtime import runs as verbs
+from runtime.errors import DatabaseAway, NotFound, UsageError
+from runtime.settings import load
+from runtime.step import RunStatus, State
+from runtime.tapes import read_tape
+
+
+@asynccontextmanager
+async def connection() -> AsyncIterator[Any]:
+    """A connection to DATABASE_URL or to the embedded database, which is started if need be."""
+    from runtime.keeping import Keeping
+
+    dsn = os.environ.get("DATABASE_URL")
+    keeping = None if dsn else await Keeping.open(load(), cli.SIDECAR)
+    try:
+        opened = await database.connect(dsn or (keeping.dsn if keeping else ""), name="cli")
+        try:
+            yield opened
+        except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError, asyncpg.UndefinedColumnError) as error:
+            raise UsageError(f"the tables are not there or are old ({error}): run twiceshy init-db") from error
+        except (OSError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError) as error:
+            raise DatabaseAway(f"{type(error).__name__}: {error}") from error
+        finally:
+            await opened.close(timeout=5)
+    finally:
+        if keeping is not None:
+            await keeping.close()
+
+
+async def show(arguments: argparse.Namespace) -> int:
+    """Print the tape."""
+    async with connection() as conn:
+        read = await read_tape(conn, arguments.run)
+    if arguments.json:
+        print(json.dumps(tape.as_json(read), indent=2))
+        return 0
+    colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    print(tape.picture(read, width=shutil.get_terminal_size((110, 40)).columns, colour=colour))
+    print()
+    print("\n".join(tape.summary(read)[1:] or tape.summary(read)[:1]))
+    return 0
+
+
+async def runs(arguments: argparse.Namespace) -> int:
+    """List runs."""
+    if arguments.status is not None and arguments.status not in list(RunStatus):
+        raise UsageError(f"--status {arguments.status}: one of {', '.join(RunStatus)}")
+    status = RunStatus(arguments.status) if arguments.status else None
+    async with connection() as conn:
+        rows = await verbs.list_runs(conn, status=status, limit=arguments.limit)
+    if arguments.json:
+        print(json.dumps([_as_json(row) for row in rows], indent=2))
+        return 0
+    if not rows:
+        print("no runs" if status is None else f"no runs that are {status}")
+        return 0
+    width = max(len(row.id) for row in rows)
+    agents = max(len(row.agent) for row in rows)
+    for row in rows:
+        note = row.stop_message or row.error or ""
+        line = f"{row.id:<{width}}  {row.status:<11}  {row.attempt:>3} {'attempt ' if row.attempt == 1 else 'attempts'}"
+        print(f"{line}  {_age(row.created_at):>8}  {row.agent:<{agents}}  {note}".rstrip())
+    return 0
+
+
+def _age(since: datetime) -> str:
+    seconds = max(0.0, (datetime.now(UTC) - since).total_seconds())
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _as_json(row: Any) -> dict[str, Any]:
+    return {
+        "run": row.id,
+        "agent": row.agent,
+        "status": str(row.status),
+        "attempts": row.attempt,
+        "created_at": row.created_at.isoformat(),
+        "ended_at": row.ended_at.isoformat() if row.ended_at else None,
+        "stop": {"step": row.stop_step, "message": row.stop_message} if row.status.stopped else None,
+        "error": row.error,
+    }
+
+
+async def resolve(arguments: argparse.Namespace) -> int:
+    """Say what happened to a step whose outcome is not known."""
+    how = arguments.how
+    headers = tuple(_header(text) for text in arguments.header)
+    if how == "send_again" and (headers or arguments.body or arguments.status != 200):
+        raise UsageError("--status, --header and --body are the answer of assume_done; send_again gets a real one")
+    if not 200 <= arguments.status <= 599:
+        raise UsageError(f"--status {arguments.status}: no status that ends a request")
+    async with connection() as conn:
+        key = await _step(conn, arguments.run, arguments.step)
+        status = await verbs.resolve(
+            conn, arguments.run, key, how, status=arguments.status, headers=headers, body=text_or_file(arguments.body)
+        )
+        read = await read_tape(conn, arguments.run)
+    print(f"step {key}: {how}; run {arguments.run} is {status}")
+    if status.stopped:
+        print("\n".join(tape.needs_a_person(read)))
+    else:
+        print(f"to go on: twiceshy run --run {arguments.run} -- COMMAND")
+    return 0
+
+
+async def _step(conn: Any, run: str, given: str) -> str:
+    """The key that *given* stands for: itself, or the only open one that begins so."""
+    steps = await verbs.steps(conn, run)
+    if any(step.key == given for step in steps):
+        return given
+    open_ = [step.key for step in steps if step.state is State.AMBIGUOUS and step.key.startswith(given)]
+    if len(open_) == 1:
+        return open_[0]
+    if open_:
+        raise UsageError(f"run {run} has {len(open_)} open steps that begin with {given!r}: {', '.join(open_)}")
+    raise NotFound(f"run {run} has no step {given!r}; twiceshy show {run} lists what is open")
+
+
+def _header(text: str) -> tuple[bytes, bytes]:
+    name, colon, value = text.partition(":")
+    if not colon or not name.strip() or "\n" in text or "\r" in text:
+        raise UsageError(f"--header {text!r}: NAME:VALUE")
+    return name.strip().encode("latin-1", "replace"), value.strip().encode("utf-8")
+
+
+async def init_db(_arguments: argparse.Namespace) -> int:
+    """Apply the migrations that are missing."""
+    from runtime.keeping import Keeping
+
+    dsn = os.environ.get("DATABASE_URL")
+    if not dsn:
+        async with await Keeping.open(load(), cli.SIDECAR) as keeping:  # migrates before it is open
+            print(f"the embedded database in {keeping.folder} is up to date")
+        return 0
+    applied = await database.migrate(dsn)
+    print("\n".join(f"applied {name}" for name in applied) or "up to date")
+    return 0
