@@ -49,6 +49,9 @@ class Settings(BaseModel):
         "", description="further names, comma separated, by which the gateway address may be called"
     )
     max_attempts: int = Field(5, gt=0, description="consecutive attempts that die or fail without a new step")
+    backoff: float = Field(
+        1.0, ge=0, description="before the second restart in a row without a new step; doubles up to a minute"
+    )
     idle_timeout: float = Field(
         3600.0, gt=0, description="an attempt without a launcher ends after this long without a request"
     )
