@@ -238,7 +238,7 @@ class _Events:
 
     def _begin_long(self) -> None:
         event = bytes(self._event)
-        name, _ = parse_event(event)
+        name, _ = parse_event(event[: max(event.rfind(b"\n"), event.rfind(b"\r")) + 1])  # whole lines: no half name
         named = self._dialect.named
         if self._dialect.short or (named and name and name not in named):
             self._long = _Long(decided=True)
