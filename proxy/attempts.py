@@ -13,13 +13,13 @@ from uuid import UUID
 
 from proxy.doors import Door
 from proxy.identity import Named
-from proxy.peers import Process
+from proxy.peers import Process, group_alive
 from proxy.recorder import Exchange
 from proxy.refusals import Refusal
 from proxy.tape import Step, Tape, Where, build
 from runtime.entries import AnswerRow, Bound, Fence, Fenced, Stopped, TapeRows
 from runtime.journal import Journal
-from runtime.runs import hash_token
+from runtime.runs import end_attempt, hash_token
 from runtime.settings import Settings
 from runtime.step import RunStatus, State
 
@@ -206,7 +206,8 @@ class Attempts:
             known = run.tape.steps.get(step.key)
             if known is None:
                 run.tape.add(step)
-            elif known.where is not Where.HERE:
+            elif known.where is not Where.HERE and step.exchange not in run.ended:
+                # What an exchange of ours left behind is known better here: the rows may be older.
                 known.state, known.exchange, known.where = step.state, step.exchange, step.where
                 known.answers, known.place = step.answers, step.place
         run.tape.last_begun = max(run.tape.last_begun, fresh.last_begun)
@@ -217,17 +218,40 @@ class Attempts:
     # ---- between requests
 
     async def beat(self) -> None:
-        """Confirm every attempt; prolong those that a client waits on; save tapes; forget idle runs."""
+        """Confirm every attempt; prolong those that live; save tapes; end and forget idle ones."""
+        loop = asyncio.get_running_loop()
         runs = [run for run in self._runs.values() if run.refusal is None]
-        held = [run for run in runs if run.attached or run.tokenless]
+        held = [run for run in runs if run.attached]
+        for run in runs:
+            if (
+                run.process is not None
+                and run not in held
+                and await loop.run_in_executor(None, group_alive, run.process)
+            ):
+                held.append(run)
         await self._renew(held, extend=True)
         await self._renew([run for run in runs if run not in held], extend=False)
         for run in list(self._runs.values()):
             await self.save(run)
-            idle = time.monotonic() - run.idle_since > max(60.0, 2 * self._settings.lease)
-            if idle and not run.exchanges and not run.serving and (run.refusal is not None or not run.tokenless):
+            if run.exchanges or run.serving:
+                continue
+            now = time.monotonic()
+            unheld = run.tokenless or now > run.trusted_until  # no launcher renews its lease
+            if run.refusal is None and unheld and now - run.idle_since > self._settings.idle_timeout:
+                await self._end_idle(run)
+            # Only what an attempt has had tells a repetition from a replay: it is never forgotten before its end.
+            if run.refusal is not None:
                 self._runs.pop(run.run_id, None)
                 self._locks.pop(run.run_id, None)
+
+    async def _end_idle(self, run: Run) -> None:
+        """No launcher says when this attempt has ended."""
+        async with self._journal.connection() as connection:
+            words = f"no request for {self._settings.idle_timeout:g} s (idle_timeout)"
+            status = await end_attempt(
+                connection, run.run_id, run.fence.token_hash, "failed", None, final=False, error=words
+            )
+        run.refuse(refusal_of(run.run_id, Fenced() if status is None else Stopped(status, None, words)))
 
     async def _renew(self, runs: list[Run], *, extend: bool) -> None:
         if not runs:
