@@ -92,12 +92,17 @@ class Sandbox:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=PROJECT, start_new_session=True
         )
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            process.wait()
-            raise RuntimeError(f"the sandbox did not start (exit code {process.returncode})")
-        return cls(f"http://{host}:{json.loads(line)['port']}", process, log)
+        started = cls(f"http://{host}", process, log)
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line:
+                raise RuntimeError(f"the sandbox did not start (exit code {process.wait()})")
+            started.url += f":{json.loads(line)['port']}"
+        except BaseException:
+            started.stop()
+            raise
+        return started
 
     def stop(self) -> None:
         """End the process that ``start`` started, at once: what it said is on the disk."""

@@ -22,6 +22,7 @@ SIDECAR = ("-m", "proxy.sidecar")
 #: Before which event of the streamed letter the agent is killed.
 EVENT = 6
 PATIENCE = 30.0
+SETUP = 120.0
 ROWS = (("refunds", "payments"), ("model calls", "llm"), ("CRM notes", "crm"), ("e-mails", "email"))
 
 
@@ -42,6 +43,11 @@ class Played:
     requests: list[Received] = field(default_factory=list)
 
     @property
+    def paid(self) -> int:
+        """Cents paid out."""
+        return sum(effect.facts["object"]["amount"] for effect in self.effects if effect.service == "payments")
+
+    @property
     def letters(self) -> list[str]:
         return [effect.facts["mail"]["text"] for effect in self.effects if effect.service == "email"]
 
@@ -52,6 +58,17 @@ class Demo:
     def __init__(self, stage: Stage, screen: Screen) -> None:
         self.stage = stage
         self.screen = screen
+        self.home = str(stage.folder / "state")
+        self.twiceshy = {"TWICESHY_HOME": self.home, "TWICESHY_CONFIG": str(PROJECT / "sandbox" / "routes.toml")}
+
+    def prepare(self) -> Program:
+        """Begin to make the embedded database, which takes seconds on a slow disk."""
+        return self.stage.start((*TWICESHY, "init-db"), _keep_quiet, **self.twiceshy)
+
+    def prepared(self, preparation: Program) -> None:
+        """Wait until the database is there."""
+        if preparation.wait(SETUP) != 0:
+            raise DemoFailed("\n".join([f"{preparation.name} failed:", *preparation.lines]))
 
     def undisturbed(self) -> Played:
         """The agent alone, with nothing going wrong."""
@@ -69,7 +86,7 @@ class Demo:
         self._let_go_of_refund(sandbox)
         self.screen.say("   ↻ started again from the top, remembers nothing", YELLOW)
         agent = self._start_agent(sandbox)
-        self._letter_is_half_read(sandbox, agent, 0)
+        self._letter_is_half_read(sandbox, agent, 1)
         kill(agent.process.pid)
         self._killed(f"agent {agent.process.pid}: in the middle of the model's letter")
         self.screen.say("   ↻ started again from the top, remembers nothing", YELLOW)
@@ -79,43 +96,34 @@ class Demo:
     def behind_sidecar(self, mode: str) -> Played:
         """Behind the sidecar in this mode."""
         sandbox = self._sandbox(mode)
-        home = str(self.stage.folder / mode)
         launcher = self.stage.start(
             (*TWICESHY, "run", "--run", f"refund-{mode}", "--", sys.executable, *AGENT),
-            sandbox,
             self.screen.echo,
-            TWICESHY_HOME=home,
+            **self.twiceshy,
             TWICESHY_MODE=mode,
-            TWICESHY_CONFIG=str(PROJECT / "sandbox" / "routes.toml"),
+            SANDBOX_URL=sandbox.url,
         )
         self._refund_is_made(sandbox, launcher)
-        agent, sidecar = self.stage.find(sandbox.url, *AGENT), self.stage.find(home, *SIDECAR)
+        agent, sidecar = self.stage.find(sandbox.url, *AGENT), self.stage.find(self.home, *SIDECAR)
         kill(agent)
         kill(sidecar)
         self._killed(f"agent {agent} AND sidecar {sidecar}: the refund is made, nobody has recorded it")
         self._let_go_of_refund(sandbox)
         self.screen.say("   ↻ started again from the top: what the journal holds comes out of the journal", YELLOW)
-        self._letter_is_half_read(sandbox, launcher, len(launcher.lines))
+        self._letter_is_half_read(sandbox, launcher, 2)
         agent = self.stage.find(sandbox.url, *AGENT)
-        said = len(launcher.lines)
         kill(agent)
         self._killed(f"agent {agent}, alone: in the middle of the model's letter")
         self.screen.say("   ↻ started again from the top: joins the letter that is still being written", YELLOW)
-        self._wait(launcher, lambda: _words(launcher, said), "the restarted agent joins the stream")
+        self._wait(launcher, lambda: _words(launcher, 3), "the restarted agent joins the stream")
         sandbox.release("letter")
         self._end(launcher)
+        self.stage.wait_until(lambda: not self.stage.running(self.home, *SIDECAR), "the unused sidecar ends")
         return self._played(mode, sandbox)
 
     def tape(self, mode: str) -> None:
         """Show the run as twiceshy remembers it."""
-        show = self.stage.start(
-            (*TWICESHY, "show", f"refund-{mode}"),
-            self.stage.sandbox("tape"),
-            self.screen.echo,
-            TWICESHY_HOME=str(self.stage.folder / mode),
-            TWICESHY_MODE=mode,
-            TWICESHY_CONFIG=str(PROJECT / "sandbox" / "routes.toml"),
-        )
+        show = self.stage.start((*TWICESHY, "show", f"refund-{mode}"), self.screen.echo, **self.twiceshy)
         self._end(show)
 
     # ---- the moments
@@ -129,7 +137,7 @@ class Demo:
         return sandbox
 
     def _start_agent(self, sandbox: Sandbox) -> Program:
-        return self.stage.start((sys.executable, *AGENT), sandbox, self.screen.echo)
+        return self.stage.start((sys.executable, *AGENT), self.screen.echo, SANDBOX_URL=sandbox.url)
 
     def _refund_is_made(self, sandbox: Sandbox, program: Program) -> None:
         self._wait(program, lambda: sandbox.waiting("refund") > 0, "the refund is made")
@@ -138,9 +146,9 @@ class Demo:
         sandbox.wait_for(lambda: any(each.gone for each in sandbox.requests("payments")), what="the connection's end")
         sandbox.release("refund")
 
-    def _letter_is_half_read(self, sandbox: Sandbox, program: Program, since: int) -> None:
+    def _letter_is_half_read(self, sandbox: Sandbox, program: Program, start: int) -> None:
         def half_read() -> bool:
-            return sandbox.waiting("letter") > 0 and _words(program, since)
+            return sandbox.waiting("letter") > 0 and _words(program, start)
 
         self._wait(program, half_read, "the letter is half read")
 
@@ -165,9 +173,11 @@ class Demo:
         return Played(name, sandbox.counts(), sandbox.effects(), sandbox.requests())
 
 
-def _words(program: Program, since: int) -> bool:
-    """Whether words of the letter were shown after so many lines."""
-    return any(line.lstrip().startswith("…") for line in list(program.lines)[since:])
+def _words(program: Program, start: int) -> bool:
+    """Whether the agent, started for the *start*-th time, has shown words of the letter."""
+    lines = list(program.lines)
+    starts = [index for index, line in enumerate(lines) if line.startswith("1 order")]
+    return len(starts) >= start and any(line.lstrip().startswith("…") for line in lines[starts[-1] :])
 
 
 def _table(screen: Screen, plays: list[Played]) -> None:
@@ -180,6 +190,11 @@ def _table(screen: Screen, plays: list[Played]) -> None:
             count = play.counts.get(service, 0)
             cells += screen.paint(f"{count:>14}", *((GREEN,) if count == right else (RED, BOLD)))
         screen.say(f"   {label:<14}{cells}")
+    cells = "".join(
+        screen.paint(f"{play.paid / 100:>14.2f}", *((GREEN,) if play.paid == plays[0].paid else (RED, BOLD)))
+        for play in plays
+    )
+    screen.say(f"   {'euros paid out':<14}{cells}")
 
 
 def _verdict(screen: Screen, undisturbed: Played, durable: Played) -> bool:
@@ -214,10 +229,13 @@ def play(stage: Stage, screen: Screen) -> bool:
     screen.say("   1. when the refund has been made, but nobody has heard of it yet (agent and sidecar die)")
     screen.say("   2. while the model's letter is streaming in (the agent dies)")
 
+    preparation = demo.prepare()
+
     screen.say("\n━━ undisturbed: this is what should happen", BOLD)
     plays = [demo.undisturbed()]
     screen.say("\n━━ naive: no sidecar; whoever dies is started again", BOLD)
     plays.append(demo.naive())
+    demo.prepared(preparation)
     screen.say("\n━━ journal only: a sidecar that records answers, but sends no idempotency keys", BOLD)
     plays.append(demo.behind_sidecar("journal"))
     screen.say("\n━━ durable: twiceshy as it is. The agent is the same file, unchanged", BOLD)
@@ -231,6 +249,10 @@ def play(stage: Stage, screen: Screen) -> bool:
     good = _verdict(screen, plays[0], plays[-1])
     screen.say(f"\n   {time.monotonic() - began:.0f} seconds. Nothing is left running.", DIM)
     return good
+
+
+def _keep_quiet(_line: str) -> None:
+    pass
 
 
 def _interrupted(*_: object) -> None:

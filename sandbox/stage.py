@@ -50,10 +50,6 @@ class Program:
             self.lines.append(line.rstrip("\n"))
             self._show(self.lines[-1])
 
-    def said(self, start: str) -> int:
-        """How many lines began with *start* (spaces before it do not count)."""
-        return sum(line.lstrip().startswith(start) for line in list(self.lines))
-
     def wait(self, timeout: float) -> int:
         """Its exit code, once it has ended and all it said was passed on."""
         code = self.process.wait(timeout)
@@ -99,14 +95,14 @@ class Stage:
         self._sandboxes.append(Sandbox.start(self.folder / f"{name}.log"))
         return self._sandboxes[-1]
 
-    def start(self, command: Sequence[str], sandbox: Sandbox, show: Callable[[str], None], **more: str) -> Program:
-        """Start a program that is to use *sandbox*, in an environment that holds no settings of the user's."""
+    def start(self, command: Sequence[str], show: Callable[[str], None], **more: str) -> Program:
+        """Start a program in an environment that holds no settings of the user's, but *more*."""
         kept = {
             name: value
             for name, value in os.environ.items()
             if not name.startswith("TWICESHY_") and name != "DATABASE_URL" and not name.lower().endswith("_proxy")
         }
-        environment = {**kept, "SANDBOX_URL": sandbox.url, "DEMO_FOLDER": str(self.folder), **more}
+        environment = {**kept, "DEMO_FOLDER": str(self.folder), **more}
         self._programs.append(Program(command, environment, show))
         return self._programs[-1]
 
@@ -118,10 +114,16 @@ class Stage:
             if pid not in spared and (needle in read(pid, "environ") or needle in read(pid, "cmdline")):
                 yield pid
 
-    def _until(self, condition: Callable[[], bool], timeout: float) -> None:
+    def _until(self, condition: Callable[[], bool], timeout: float) -> bool:
         until = time.monotonic() + timeout
-        while not condition() and time.monotonic() < until:
+        while not (held := condition()) and time.monotonic() < until:
             time.sleep(0.02)
+        return held
+
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait until *condition* holds; TimeoutError when it does not come to that."""
+        if not self._until(condition, GRACE):
+            raise TimeoutError(f"it did not happen within {GRACE:.0f} s that {what}")
 
     def logs(self, lines: int = 8) -> Iterator[str]:
         """The last lines of what the programs logged, for when something went wrong."""
@@ -129,14 +131,22 @@ class Stage:
             yield f"{log.relative_to(self.folder)}:"
             yield from log.read_text("utf-8", "replace").splitlines()[-lines:]
 
-    def find(self, mark: str, *words: str) -> int:
-        """The process whose program got the arguments *words* (first), and has *mark* in its environment."""
+    def running(self, mark: str, *words: str) -> list[int]:
+        """The processes whose program got the arguments *words* (first), and *mark* in environment or arguments."""
         sought = b"".join(os.fsencode(word) + b"\0" for word in words)
+        found = []
         for pid in processes():
             program, _, arguments = read(pid, "cmdline").partition(b"\0")
             if program and arguments.startswith(sought) and os.fsencode(mark) in read(pid, "environ") + arguments:
-                return pid
-        raise LookupError(f"no process with the arguments {' '.join(words)}")
+                found.append(pid)
+        return found
+
+    def find(self, mark: str, *words: str) -> int:
+        """The one process that is ``running`` so."""
+        found = self.running(mark, *words)
+        if len(found) != 1:
+            raise LookupError(f"{len(found)} processes with the arguments {' '.join(words)}")
+        return found[0]
 
 
 def processes() -> Iterator[int]:

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from sandbox.client import PROJECT
 from sandbox.demo import Demo
 from sandbox.screen import RED, Screen
@@ -27,12 +29,45 @@ def test_naive_pays_three_times() -> None:
     assert out.getvalue().count("SIGKILL") == 2
 
 
-def test_ctrl_c_leaves_nothing() -> None:
+@pytest.mark.check_all
+def test_the_same_agent_behind_the_sidecar() -> None:
+    with Stage() as stage:
+        demo = Demo(stage, Screen(io.StringIO()))
+        undisturbed = demo.undisturbed()
+        demo.prepared(demo.prepare())
+        journal = demo.behind_sidecar("journal")
+        durable = demo.behind_sidecar("durable")
+    assert journal.counts == {"llm": 2, "payments": 2, "crm": 1, "email": 1}
+    assert {request.header("idempotency-key") for request in journal.requests} == {None}
+    assert durable.counts == undisturbed.counts
+    assert durable.letters == undisturbed.letters
+    refunds = [request for request in durable.requests if request.service == "payments"]
+    assert len(refunds) == 2
+    assert len({request.header("idempotency-key") for request in refunds} - {None}) == 1
+    assert left_of(str(stage.folder)) == []
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "order A-1001",
+        pytest.param("━━ journal only", marks=pytest.mark.check_all),
+        pytest.param("AND sidecar", marks=pytest.mark.check_all),
+        pytest.param("alone: in the middle", marks=pytest.mark.check_all),
+    ],
+)
+def test_ctrl_c_leaves_nothing(moment: str) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "sandbox.demo"], cwd=PROJECT, stdout=subprocess.PIPE, text=True
     ) as demo:
         assert demo.stdout is not None
-        assert any("order A-1001" in line for line in demo.stdout)
+        seen = []
+        for line in demo.stdout:
+            seen.append(line)
+            if moment in line:
+                break
+        else:
+            pytest.fail("".join(seen[-30:]))
         log = next(word for pid in children(demo.pid) for word in read(pid, "cmdline").split(b"\0") if b".log" in word)
         folder = Path(log.decode()).parent
         demo.send_signal(signal.SIGINT)
