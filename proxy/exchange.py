@@ -23,6 +23,9 @@ from runtime.step import Effect, Finality, State
 
 Mode = Literal["durable", "journal", "naive"]
 
+#: How much of a key's retention is not relied on: for clocks that differ, and for what a sending takes.
+RETENTION_MARGIN = 0.1
+
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
@@ -37,7 +40,8 @@ class Arrival:
     token_is_call: bool = False  # the SDK keeps that token over its retries, so another one is another call
     beaten: bool = False  # the beat for a FIN on its way was waited
     tokenless: bool = False  # its attempt was never claimed, so nobody vouches for what a repetition means
-    retention: float = 0.0  # seconds after the first sending within which the same bytes may go again
+    retention: float = 0.0  # seconds that the upstream remembers a key, counted from the first sending
+    signed: bool = False  # it carries a signature over itself and the time
 
 
 # ---- decisions
@@ -69,8 +73,8 @@ class Wait:
 class Send:
     """Write the intent, then send. *step* None: a new one, under *occurrence* or the explicit key.
 
-    *first*: the bytes that went first go again (DESIGN §3.4, idempotent after an unknown outcome), else those
-    of this request. *replaces*: the dead exchange whose place is taken.
+    *first*: the bytes that went first go again (DESIGN §3.6), else those of this request. *replaces*: the dead
+    exchange whose place is taken.
     """
 
     step: Step | None
@@ -139,16 +143,16 @@ def identify(tape: Tape, arrival: Arrival) -> Step | Beat | Diverged | None:
         known = tape.steps.get(tape.tokens.get(arrival.token, ""))
         if known is not None and known.facts.fingerprint == arrival.fingerprint:
             return known
+        if arrival.token_is_call:
+            return _next(tape, arrival)
+    waiting = next((step for step in mine if step.open), None) or next((step for step in mine if step.lost), None)
+    attached = next((step for step in mine if step.clients), None)
     if arrival.again and mine:
-        return next((step for step in mine if step.lost or step.open), mine[-1])
-    if not (arrival.token is not None and arrival.token_is_call and mine):
-        for step in mine:
-            if step.open:
-                return step
-        for step in mine:
-            if step.lost and step.clients == 0:
-                return step
-    if arrival.effect.is_effect and not arrival.beaten and any(step.clients for step in mine):
+        # The client that this one takes the place of may not be seen to be gone yet.
+        return waiting or attached or mine[-1]
+    if waiting is not None:
+        return waiting
+    if attached is not None and arrival.effect.is_effect and not arrival.beaten:
         return Beat()
     return _next(tape, arrival)
 
@@ -195,11 +199,11 @@ def look_up(tape: Tape, step: Step, arrival: Arrival, now: float, mode: Mode) ->
     if step.had < len(step.answers):
         trailing = step.had == len(step.answers) - 1 and not under_way
         if trailing and last is not None and (_try_again(tape, last) or _settled_to_send(step, last)):
-            return _again(step, place=step.had)
+            return _again(step, arrival, place=step.had)
         return Replay(step, step.had)
     if step.state is State.ANSWERED and last is not None and last.facts.finality is not Finality.PROVISIONAL:
         return Replay(step, last.n)
-    return _again(step, place=len(step.answers))
+    return _again(step, arrival, place=len(step.answers))
 
 
 def _settled_to_send(step: Step, last: AnswerRow) -> bool:
@@ -220,21 +224,22 @@ def _under_way(step: Step, arrival: Arrival, now: float, mode: Mode) -> Decision
     if step.where is Where.ELSEWHERE:
         return Wait(step)
     # The fate of what was sent is unknown.
-    if mode == "journal":
-        return _again(step, place=step.place, replaces=step.exchange, drift=True)
-    if step.effect is Effect.REPEATABLE:
-        return _again(step, place=step.place, replaces=step.exchange, drift=True)
-    if step.effect is Effect.IDEMPOTENT and now - step.first_sent_at < arrival.retention:
-        return _again(step, place=step.place, replaces=step.exchange, first=True)
+    if step.effect is Effect.REPEATABLE or mode == "journal":
+        return _again(step, arrival, place=step.place, replaces=step.exchange, drift=True)
+    remembered = now - step.first_sent_at < arrival.retention * (1 - RETENTION_MARGIN)
+    if step.effect is Effect.IDEMPOTENT and remembered and not arrival.signed:
+        return _again(step, arrival, place=step.place, replaces=step.exchange)
     return Ambiguous(step)
 
 
-def _again(step: Step, *, place: int, replaces: UUID | None = None, first: bool = False, drift: bool = False) -> Send:
-    return Send(step, occurrence=step.facts.occurrence, place=place, replaces=replaces, first=first, drift=drift)
+def _again(step: Step, arrival: Arrival, *, place: int, replaces: UUID | None = None, drift: bool = False) -> Send:
+    # Under one key an upstream expects one body, but a rule may ignore what differs between two.
+    first = step.effect.is_effect and step.state is not None and not arrival.signed
+    return Send(step, step.facts.occurrence, place, replaces, first, drift)
 
 
 def _new(tape: Tape, arrival: Arrival) -> Send:
     same = tape.equals(arrival.fingerprint)
     occurrence = 0 if arrival.explicit is not None else (same[-1].facts.occurrence + 1 if same else 1)
-    drift = arrival.effect is not Effect.READ and tape.attempt > 1 and tape.unclaimed() > 0
+    drift = arrival.effect is not Effect.READ and bool(tape.missing)
     return Send(None, occurrence=occurrence, place=0, drift=drift)

@@ -80,6 +80,7 @@ class Tape:
     prints: dict[bytes, list[Step]] = field(default_factory=dict)
     tokens: dict[bytes, str] = field(default_factory=dict)  # retry token (random key, invocation id) -> step key
     parts: dict[str, Part] = field(default_factory=dict)
+    missing: set[str] = field(default_factory=set)  # answered steps but reads, not asked for in this attempt yet
     drift: int = 0
     last_begun: int = 0  # the counter at which the latest step that is no read began
     effect_answered: bool = False  # an effect was answered in this attempt
@@ -109,6 +110,7 @@ class Tape:
         """A client of this attempt is served by *step*."""
         step.claimed = True
         step.lost = False
+        self.missing.discard(step.key)
         step.clients += 1
         self.parts.setdefault(step.key, part)
 
@@ -119,7 +121,7 @@ class Tape:
             step.had = max(step.had, n + 1)
             if step.effect.is_effect:
                 self.effect_answered = True
-        elif step.clients == 0:
+        elif step.clients == 0 and step.had <= n:
             step.lost = True
 
     def undeliver(self, step: Step, n: int) -> None:
@@ -135,6 +137,8 @@ class Tape:
 
     def record(self, step: Step, row: AnswerRow, state: State = State.ANSWERED) -> None:
         """Answer *row* of *step* was committed at its place in the list."""
+        if step.claimed and step.effect.is_effect:
+            self.effect_answered = True
         if row.n < len(step.answers):
             step.answers[row.n] = row
         else:
@@ -143,22 +147,19 @@ class Tape:
         step.exchange = None
         step.where = Where.NOWHERE
 
-    def unclaimed(self) -> int:
-        """How many answered steps that are no reads this attempt has not asked for."""
-        return sum(
-            1 for step in self.steps.values() if not step.claimed and step.answers and step.effect is not Effect.READ
-        )
-
 
 def build(rows: TapeRows, here: frozenset[UUID] | set[UUID]) -> Tape:
-    """Make the tape of *rows* for the run's current attempt. *here*: exchanges that tasks of this sidecar have."""
+    """Make the tape of *rows* for the run's current attempt, which lives with this sidecar.
+
+    *here*: exchanges that tasks of this sidecar have. One of this sidecar that none of them has, nobody has.
+    """
     tape = Tape(attempt=rows.attempt, last_failed_barren=rows.last_failed_barren)
     for row in rows.steps:
         where = Where.NOWHERE
         if row.state is State.SENT and row.exchange is not None:
             if row.exchange in here:
                 where = Where.HERE
-            elif not row.sidecar_dead:
+            elif not row.sidecar_dead and row.sidecar != rows.sidecar:
                 where = Where.ELSEWHERE
         step = tape.add(
             Step(
@@ -173,4 +174,6 @@ def build(rows: TapeRows, here: frozenset[UUID] | set[UUID]) -> Tape:
             )
         )
         tape.began(step, row.begun)
+        if row.answers and row.facts.effect is not Effect.READ:
+            tape.missing.add(step.key)
     return tape

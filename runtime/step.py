@@ -9,7 +9,8 @@ Rules, in prose:
 * *answered* keeps a list of answers. A provisional last answer may be followed by another one under the
   same key: the step is *sent* again.
 * *not_sent* means certainly no byte reached the upstream, or a person said "send again".
-* *ambiguous* needs a person (or a probe): the effect may have happened, and asking again may repeat it.
+* *ambiguous* needs a person (or a probe): the effect may have happened, and asking again may repeat it. An
+  answer that comes late settles it, even after "send again" until the next intent is written.
 
 The SQL CHECK of ``step.state`` and the picture in the docs are tested against ``TRANSITIONS``.
 """
@@ -67,6 +68,7 @@ TRANSITIONS: dict[tuple[State | None, Event], State] = {
     (State.ANSWERED, Event.READ_RECORDED): State.ANSWERED,
     (State.ANSWERED, Event.DOUBTED): State.AMBIGUOUS,
     (State.AMBIGUOUS, Event.ASSUME_DONE): State.ANSWERED,
+    (State.NOT_SENT, Event.ASSUME_DONE): State.ANSWERED,
     (State.AMBIGUOUS, Event.SEND_AGAIN): State.NOT_SENT,
 }
 
