@@ -106,6 +106,7 @@ class Journalled:
             token_is_call=rule.key is not None and rule.key.kept_over_retries,
             tokenless=run.tokenless,
             retention=rule.retention(request.method),
+            signed=keys.signed(request),
         )
 
     async def _look(self, run: Run, arrival: Arrival) -> None:
