@@ -25,19 +25,19 @@ class Then(StrEnum):
     AMBIGUOUS = "ambiguous"  # the run stops
 
 
+#: What the sidecar itself sends again after a network failure; of what is passed through it knows nothing.
+_SENT_AGAIN = frozenset({Effect.READ, Effect.REPEATABLE, Effect.IDEMPOTENT})
+
+
 def after(failure: Failure, effect: Effect, *, left: int, heard: bool, mode: Mode = "durable") -> Then:
     """Say what follows *failure*. *left*: further sendings allowed; *heard*: a client was given part of it."""
-    if failure is Failure.NOT_SENT:
-        return Then.SEND_AGAIN if left > 0 and effect is not Effect.AT_MOST_ONCE else Then.OWN_NOT_SENT
-    if effect is Effect.AT_MOST_ONCE:
-        if mode == "durable":
-            return Then.AMBIGUOUS
-        return Then.CUT_ANSWER if heard else Then.OWN_ANSWERED
-    if heard:
-        return Then.CUT_ANSWER
-    if failure is not Failure.SILENT and left > 0:
+    if left > 0 and effect in _SENT_AGAIN and failure is not Failure.SILENT and not heard:
         return Then.SEND_AGAIN
-    return Then.OWN_ANSWERED
+    if failure is Failure.NOT_SENT:
+        return Then.OWN_NOT_SENT
+    if effect is Effect.AT_MOST_ONCE and mode == "durable":
+        return Then.AMBIGUOUS
+    return Then.CUT_ANSWER if heard else Then.OWN_ANSWERED
 
 
 #: Pauses before the sidecar sends again, in seconds; the last holds for all further ones.
