@@ -124,6 +124,7 @@ class Postgres:
             "listen_addresses": "127.0.0.1",
             "port": str(self._port.getsockname()[1]),
             "unix_socket_directories": "",
+            "max_connections": "300",  # each launcher has one
             "timezone": "UTC",
             "log_timezone": "UTC",
             "log_checkpoints": "off",

@@ -50,7 +50,10 @@ def state_folder(dsn: str | None) -> Path:
     elif os.geteuid() == 0:
         base = Path("/var/lib")  # below /root, Postgres (which refuses to be root) could not reach its data
     else:
-        base = Path.home() / ".local" / "state"
+        try:
+            base = Path.home() / ".local" / "state"
+        except RuntimeError as error:  # a uid without an entry, and no HOME
+            raise UsageError("this user has no home folder: set TWICESHY_HOME") from error
     return base / "twiceshy" / database_identity(dsn)
 
 

@@ -72,7 +72,8 @@ class Keeper:
         """
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(signum, self._ending.set)
+            if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup, or & in a script
+                loop.add_signal_handler(signum, self._ending.set)
         listener = state.listen(self.folder / "keeper.sock")
         server = await asyncio.start_unix_server(self._serve, sock=listener, limit=1 << 24)
         try:
@@ -124,7 +125,7 @@ class Keeper:
                 postgres.spawn()
                 while not postgres.ready():
                     await asyncio.sleep(0.02)
-            except TwiceshyError as error:
+            except (TwiceshyError, OSError) as error:
                 say(str(error))
 
     async def _trim(self) -> None:

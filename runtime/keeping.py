@@ -180,14 +180,16 @@ class Keeping:
                 while line := await reader.readline():
                     await self._note(json.loads(line))
                     in_vain = 0
-                in_vain += 1
-                if in_vain > 5:
-                    said = state.tail(self.folder / "keeper.log")
-                    raise UsageError(f"the keeper of {self.folder} ends again and again; its log ends: {said}")
             except TwiceshyError as error:
                 self._failure = error
             except (ConnectionError, ValueError):
-                in_vain += 1
+                pass
+            except OSError as error:
+                self._failure = UsageError(f"{self.folder}: {error}")
+            in_vain += 1
+            if in_vain > 5 and self._failure is None:
+                said = state.tail(self.folder / "keeper.log")
+                self._failure = UsageError(f"the keeper of {self.folder} ends again and again; its log ends: {said}")
             self._hang_up()
             async with self._news:
                 self._state = None
@@ -234,8 +236,8 @@ class Keeping:
             said = await reader.read()
         finally:
             transport.close()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(1.0)  # it has closed its output: it is ending
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(1.0)  # it has closed its output: it is ending
         if process.returncode:
             words = said.decode("utf-8", "replace").strip() or state.tail(self.folder / "keeper.log")
             raise UsageError(words or f"the keeper ended with {process.returncode}")

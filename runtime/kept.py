@@ -40,11 +40,9 @@ DRAIN_MARGIN = 10.0
 
 def say(text: str) -> None:
     """A line in the keeper's log, or on the terminal of a foreground one."""
-    print(
-        f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} keeper {os.getpid()}: {text}",
-        file=sys.stderr,
-        flush=True,
-    )
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    with contextlib.suppress(OSError):  # a full disk or a closed terminal must not end what we keep
+        print(f"{now} keeper {os.getpid()}: {text}", file=sys.stderr, flush=True)
 
 
 def working_folder() -> str:
@@ -164,8 +162,8 @@ class KeptSidecar:
                     pause = 0.0 if died_young <= 1 else min(PAUSE_MAX, 0.05 * 2**died_young)
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._ending.wait(), pause)
-        except (OSError, ValueError) as error:
-            self.trouble = f"the sidecar cannot be started: {error}"
+        except Exception as error:  # whatever it is, those who wait must hear of it
+            self.trouble = f"the sidecar cannot be started: {str(error) or type(error).__name__}"
             say(self.trouble)
         self.failed = not self._ending.is_set()
         self._changed(self)
@@ -230,12 +228,14 @@ class KeptSidecar:
                 said = json.loads(line)
                 if isinstance(said, dict) and isinstance(said.get("id"), str) and isinstance(said.get("port"), int):
                     return said
-            os.write(log, line)
+            with contextlib.suppress(OSError):
+                os.write(log, line)
         return None
 
     async def _copy(self, reader: asyncio.StreamReader, log: int) -> None:
         while piece := await reader.read(65536):
-            os.write(log, piece)
+            with contextlib.suppress(OSError):
+                os.write(log, piece)
 
     def trim(self) -> None:
         """Keep its log bounded."""

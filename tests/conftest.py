@@ -73,13 +73,13 @@ def template(server: str) -> Iterator[str]:
 @pytest.fixture
 def empty_dsn(server: str) -> Iterator[str]:
     """A fresh database with nothing in it."""
-    yield from _database(server, "template0")
+    yield from fresh_database(server, "template0")
 
 
 @pytest.fixture
 def dsn(server: str, template: str) -> Iterator[str]:
     """A fresh, migrated database."""
-    yield from _database(server, template)
+    yield from fresh_database(server, template)
 
 
 @pytest.fixture
@@ -129,7 +129,8 @@ def scratch(prefix: str) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _database(server: str, template: str) -> Iterator[str]:
+def fresh_database(server: str, template: str) -> Iterator[str]:
+    """A copy of the database *template*, gone at the end."""
     name = f"twiceshy_test_{os.getpid()}_{next(_numbers)}"
     # FILE_COPY (PostgreSQL 15+) would checkpoint twice; the default strategy is the faster one for small templates.
     apart(statement(server, f"CREATE DATABASE {name} TEMPLATE {template}"))

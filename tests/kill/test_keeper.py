@@ -1,18 +1,13 @@
 """The keeper with real processes, killed one by one. ``standin.py`` plays the sidecar."""
 
 import asyncio
-import contextlib
-import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,71 +20,20 @@ from runtime.errors import DatabaseAway, UsageError
 from runtime.keeping import Keeping
 from runtime.settings import Settings
 from tests.conftest import NOBODY, scratch
-
-ROOT = Path(__file__).resolve().parents[2]
-STANDIN = [sys.executable, str(Path(__file__).with_name("standin.py"))]
-SOON = 30.0
-
-
-@pytest.fixture
-def outside(home: Path, dsn: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A state folder that uses the session's server: no initdb."""
-    monkeypatch.setenv("DATABASE_URL", dsn)
-    return dsn
-
-
-@asynccontextmanager
-async def kept_open(*words: str, **settings: Any) -> AsyncIterator[Keeping]:
-    async with await Keeping.open(Settings.model_validate(settings), [*STANDIN, *words]) as keeping:
-        yield keeping
-
-
-async def until(what: Callable[[], Any]) -> None:
-    """Wait for a condition, bounded."""
-    end = time.monotonic() + SOON
-    while not what():
-        assert time.monotonic() < end, "it did not come to be"
-        await asyncio.sleep(0.01)
-
-
-def lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-async def changed(keeping: Keeping) -> None:
-    await asyncio.wait_for(keeping.changed(), SOON)
-
-
-async def asked(keeping: Keeping) -> dict[str, Any]:
-    """What the sidecar knows of itself."""
-    reader, writer = await asyncio.open_connection(*keeping.proxy.split(":"))
-    said: dict[str, Any] = json.loads(await reader.read())
-    writer.close()
-    return said
-
-
-def below(folder: Path) -> list[int]:
-    """The processes that name *folder* in their command line."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            pid = int(path.parent.name)
-            if bytes(folder) in path.read_bytes() and pid != os.getpid() and lives(pid):
-                found.append(pid)
-    return found
-
-
-async def everything_ended(folder: Path) -> None:
-    await until(lambda: not state.Lock(folder / "keeper.lock").held())
-    await until(lambda: not below(folder))
-
-
-def postgres_pid(home: Path) -> int:
-    return int((home / "postgres" / "data" / "postmaster.pid").read_text().splitlines()[0])
-
+from tests.kill.processes import (
+    ROOT,
+    SOON,
+    STANDIN,
+    asked,
+    below,
+    changed,
+    command,
+    everything_ended,
+    kept_open,
+    lives,
+    postgres_pid,
+    until,
+)
 
 # ---- what is started, and with what
 
@@ -309,19 +253,6 @@ async def test_the_database_is_migrated_first(empty_dsn: str, home: Path, monkey
         await connection.close()
 
 
-def test_folders_go_by_database_and_never_by_rules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Runs of embedded Postgres must be found after an edit of the rule file."""
-    monkeypatch.delenv("TWICESHY_HOME", raising=False)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert state.state_folder(None) == tmp_path / "twiceshy" / "embedded"
-    one, two = state.state_folder("postgresql://a/b"), state.state_folder("postgresql://a/c")
-    assert len({one, two, state.state_folder(None)}) == 3
-    monkeypatch.setenv("PGHOST", "elsewhere")
-    assert state.state_folder("postgresql://a/b") != one
-    monkeypatch.setenv("TWICESHY_HOME", "somewhere")
-    assert state.state_folder("postgresql://a/b") == Path.cwd() / "somewhere"
-
-
 # ---- what goes wrong
 
 
@@ -356,8 +287,7 @@ async def test_one_that_cannot_come_back_is_tried_again_and_again(outside: str, 
         mark = Path((await asked(keeping))["arguments"][2]) / "was-here"
         os.kill(keeping.sidecar_pid, signal.SIGKILL)
         await until(lambda: "did not start (exit 4)" in (home / "keeper.log").read_text())
-        await until(lambda: keeping.trouble)
-        assert "exit 4" in (keeping.trouble or "")
+        await until(lambda: "exit 4" in (keeping.trouble or ""))
         mark.unlink()
         await changed(keeping)
         assert keeping.trouble is None
@@ -365,17 +295,10 @@ async def test_one_that_cannot_come_back_is_tried_again_and_again(outside: str, 
 
 async def test_a_client_can_go_while_all_starts(outside: str, home: Path) -> None:
     opening = asyncio.create_task(Keeping.open(Settings(), [*STANDIN, "mute"]))
-    await until(lambda: any("standin" in _command(pid) for pid in below(home)))
+    await until(lambda: any("standin" in command(pid) for pid in below(home)))
     opening.cancel()
     await asyncio.wait({opening})
     await everything_ended(home)
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:
-        return ""
 
 
 async def test_a_sidecar_that_does_not_drain_is_killed(
@@ -397,23 +320,6 @@ async def test_a_sidecar_that_does_not_drain_is_killed(
     asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
 
 
-async def test_the_keepers_lock_is_free_only_when_its_sidecars_are_dead(home: Path) -> None:
-    lock = state.Lock(home / "some.lock")
-    assert lock.take()
-    assert lock.fd
-    child = subprocess.Popen(["sleep", "60"], pass_fds=[lock.fd])
-    lock.release()
-    other = state.Lock(home / "some.lock")
-    assert not other.take()
-    assert other.held()
-    assert other.owner() == str(os.getpid())
-    child.kill()
-    child.wait()
-    assert not other.held()
-    assert other.take()
-    other.release()
-
-
 async def test_a_socket_path_of_any_length(outside: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deep = home / ("d" * 100) / ("e" * 100)
     monkeypatch.setenv("TWICESHY_HOME", str(deep))
@@ -431,108 +337,6 @@ async def test_a_folder_that_cannot_be_made_is_said(home: Path, monkeypatch: pyt
     monkeypatch.setenv("TWICESHY_HOME", str(home / "file" / "below"))
     with pytest.raises(UsageError, match="set TWICESHY_HOME"):
         await Keeping.open(Settings(), STANDIN)
-
-
-# ---- in the foreground
-
-UP = """
-import sys
-from runtime.errors import TwiceshyError
-from runtime.keeping import up
-from runtime.settings import Settings
-try:
-    sys.exit(up(Settings(), sys.argv[2:], port=int(sys.argv[1])))
-except TwiceshyError as error:
-    print(error, file=sys.stderr)
-    sys.exit(2)
-"""
-
-
-@contextlib.contextmanager
-def foreground(port: int, *words: str) -> Iterator["subprocess.Popen[str]"]:
-    command = [sys.executable, "-c", UP, str(port), *STANDIN, *words]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, process_group=0) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def heard(process: "subprocess.Popen[str]", words: str) -> str:
-    """The line of its standard error that has *words*. Ends with the process at the latest."""
-    assert process.stderr
-    lines = []
-    for line in process.stderr:
-        lines.append(line)
-        if words in line:
-            return line
-    raise AssertionError("".join(lines))
-
-
-@pytest.fixture
-def port() -> int:
-    with state.hold_port(0) as held:
-        number: int = held.getsockname()[1]
-        return number
-
-
-async def test_up_takes_over_from_the_background_and_gives_way_again(outside: str, home: Path, port: int) -> None:
-    async with kept_open() as keeping:
-        background = keeping.keeper_pid
-        with foreground(port) as process:
-            assert f"(pid {background})" in heard(process, "taking over")
-            assert f"http://127.0.0.1:{port}, state in {home}" in heard(process, "proxy on")
-            await changed(keeping)
-            assert (keeping.keeper_pid, keeping.proxy) == (process.pid, f"127.0.0.1:{port}")
-            os.kill(keeping.sidecar_pid, signal.SIGKILL)
-            await changed(keeping)
-            assert keeping.proxy == f"127.0.0.1:{port}"
-            os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
-            await asyncio.to_thread(process.wait, SOON)
-            assert process.returncode == 0
-        await changed(keeping)
-        assert keeping.keeper_pid != background
-        assert keeping.proxy != f"127.0.0.1:{port}"
-    await everything_ended(home)
-
-
-async def test_up_stays_without_users_and_is_alone(outside: str, home: Path, port: int) -> None:
-    with foreground(port) as process:
-        heard(process, "proxy on")
-        async with kept_open() as keeping:
-            assert keeping.keeper_pid == process.pid
-        with foreground(port) as second:
-            assert f"running already for {home} (pid {process.pid})" in heard(second, "running already")
-            assert second.wait(SOON) == 2
-        async with kept_open() as again:
-            assert again.sidecar == keeping.sidecar
-        process.terminate()
-        assert await asyncio.to_thread(process.wait, SOON) == 0
-    await everything_ended(home)
-
-
-async def test_up_says_when_its_port_is_taken_and_ends_nothing_for_it(outside: str, home: Path) -> None:
-    async with kept_open() as keeping:
-        with socket.create_server(("127.0.0.1", 0)) as other:
-            taken = other.getsockname()[1]
-            with foreground(taken) as process:
-                heard(process, f"port {taken} on 127.0.0.1: Address already in use")
-                assert process.wait(SOON) == 2
-        assert (await asked(keeping))["pid"] == keeping.sidecar_pid
-
-
-async def test_up_ends_with_2_when_its_sidecar_cannot_start(outside: str, home: Path, port: int) -> None:
-    with foreground(port, "fail") as process:
-        heard(process, "no luck today")
-        heard(process, "did not start (exit 3)")
-        assert process.wait(SOON) == 2
-
-
-async def test_up_ends_with_2_when_the_database_is_away(home: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DATABASE_URL", "postgresql://nobody@127.0.0.1:1/none")
-    with foreground(port) as process:
-        heard(process, "127.0.0.1:1/none")
-        assert process.wait(SOON) == 2
 
 
 # ---- another user
