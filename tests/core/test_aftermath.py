@@ -24,7 +24,7 @@ def test_a_network_failure_is_tried_again_while_sendings_are_left(effect: Effect
 
 @pytest.mark.parametrize("effect", NEVER_RESENT)
 def test_what_must_go_once_is_never_sent_again(effect: Effect) -> None:
-    """Re-sends only read, repeatable, idempotent: nothing is known of what is passed through, or of any in mode naive."""
+    """Re-sends only read, repeatable, idempotent. What is passed through, and all of mode naive, may be anything."""
     for failure, heard, mode in product(Failure, BOOLS, MODES):
         assert after(failure, effect, left=9, heard=heard, mode=mode) is not Then.SEND_AGAIN
 
