@@ -77,14 +77,14 @@ class Stage:
             for program in self._programs:
                 if program.process.poll() is None:
                     program.process.terminate()
+            for sandbox in self._sandboxes:
+                sandbox.stop()  # nobody waits for an answer that is held
             self._until(lambda: not any(self._ours()), GRACE)
             for pid in self._ours():
                 kill(pid)
             self._until(lambda: not any(self._ours()), GRACE)
             for program in self._programs:
                 program.wait(GRACE)
-            for sandbox in self._sandboxes:
-                sandbox.stop()
             shutil.rmtree(self.folder, ignore_errors=True)
         finally:
             for each, handler in before:
@@ -107,11 +107,10 @@ class Stage:
         return self._programs[-1]
 
     def _ours(self) -> Iterator[int]:
-        """Every process that has our folder in its environment or command, but for this one and the sandboxes."""
-        spared = {os.getpid(), *(each.process.pid for each in self._sandboxes if each.process is not None)}
+        """Every process that has our folder in its environment or command, but for this one."""
         needle = os.fsencode(self.folder)
         for pid in processes():
-            if pid not in spared and (needle in read(pid, "environ") or needle in read(pid, "cmdline")):
+            if pid != os.getpid() and (needle in read(pid, "environ") or needle in read(pid, "cmdline")):
                 yield pid
 
     def _until(self, condition: Callable[[], bool], timeout: float) -> bool:
