@@ -15,8 +15,8 @@ import functools
 import re
 import secrets
 import ssl
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
@@ -99,6 +99,11 @@ def heard(done: asyncio.Future[Any]) -> None:
         done.exception()
 
 
+def is_bug(error: BaseException) -> bool:
+    """True for a statement that does not fit the schema (SQLSTATE class 42): waiting alone mends nothing."""
+    return str(getattr(error, "sqlstate", "")).startswith("42")
+
+
 async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
     """Await *work*, which goes on to its end even when the caller is cancelled; then the caller is."""
     task = asyncio.ensure_future(work)
@@ -110,22 +115,14 @@ async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
         raise
 
 
-async def bounded(connection: Connection, work: Coroutine[Any, Any, T], seconds: float) -> T:
-    """Await *work* on *connection*, which is torn down when no answer comes in time: it may be a black hole.
-
-    Raises TimeoutError then. A caller that is cancelled tears it down too, and nobody waits for anything.
-    """
-    task = asyncio.ensure_future(work)
-    task.add_done_callback(heard)
+@contextmanager
+def bounded(connection: Connection, seconds: float) -> Iterator[None]:
+    """What is awaited on *connection* fails when it takes longer: the connection, maybe a black hole, is torn down."""
+    late = asyncio.get_running_loop().call_later(seconds, connection.terminate)
     try:
-        await asyncio.wait({task}, timeout=seconds)
+        yield
     finally:
-        if not task.done():
-            connection.terminate()
-            task.cancel()
-    if task.cancelled() or not task.done():
-        raise TimeoutError(f"no answer within {seconds:g} s")
-    return task.result()
+        late.cancel()
 
 
 @asynccontextmanager

@@ -238,6 +238,8 @@ class Journal:
             async with self._pool.acquire(timeout=self._settings.database_wait) as pooled:
                 yield cast(Connection, pooled)
         except database.ERRORS as error:
+            if database.is_bug(error):
+                raise
             raise _translated(error) from error
 
     async def ask(self, work: Callable[[Connection], Awaitable[T]], *, snapshot: bool = False) -> T:
@@ -260,8 +262,11 @@ class Journal:
             try:
                 async with self._pool.acquire(timeout=left) as pooled:
                     connection = cast(Connection, pooled)
-                    return await database.bounded(connection, self._do(work, connection, snapshot), left)
+                    with database.bounded(connection, left):
+                        return await self._do(work, connection, snapshot)
             except database.ERRORS as error:
+                if database.is_bug(error):
+                    raise
                 pause = backoff(tries, random.random(), base=0.05, cap=1.0)
                 if database.is_poison(error) or loop.time() + pause > deadline:
                     raise _translated(error) from error

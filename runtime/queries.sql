@@ -174,14 +174,14 @@ WHERE a.run_id = $1 AND a.finality = 'doubtful' AND s.state = 'answered' AND NOT
 ORDER BY s.begun;
 
 -- doubt_step: the attempt failed after such an answer
-UPDATE twiceshy.step s SET state = 'ambiguous', evidence = concat_ws(E'\n', s.evidence, $3)
+UPDATE twiceshy.step s SET state = 'ambiguous', evidence = concat_ws(E'\n', s.evidence, $3::text)
 WHERE s.run_id = $1 AND s.key = $2 AND s.state = 'answered';
 
 -- end_run: what the run is after its attempt; the token is nobody's any more
 UPDATE twiceshy.run u
-SET status = $2, stop_step = $3, stop_message = $4, token_hash = NULL, sidecar = NULL, lease_expires_at = NULL,
-    error = CASE $2 WHEN 'done' THEN NULL ELSE coalesce($5, u.error) END,
-    ended_at = CASE WHEN $2 IN ('done', 'failed', 'cancelled') THEN twiceshy.now() END, changed_at = twiceshy.now()
+SET status = $2::text, stop_step = $3, stop_message = $4, token_hash = NULL, sidecar = NULL, lease_expires_at = NULL,
+    error = CASE $2::text WHEN 'done' THEN NULL ELSE coalesce($5, u.error) END,
+    ended_at = CASE WHEN $2::text IN ('done', 'failed', 'cancelled') THEN twiceshy.now() END, changed_at = twiceshy.now()
 WHERE u.id = $1;
 
 -- put_result: the result of a run that is running under this token
@@ -195,7 +195,7 @@ FROM twiceshy.step s LEFT JOIN LATERAL (
 WHERE s.run_id = $1 AND s.key = $2;
 
 -- settle_step: a person has said what happened
-UPDATE twiceshy.step s SET state = $3, evidence = concat_ws(E'\n', s.evidence, $4)
+UPDATE twiceshy.step s SET state = $3, evidence = concat_ws(E'\n', s.evidence, $4::text)
 WHERE s.run_id = $1 AND s.key = $2 AND s.state = 'ambiguous';
 
 -- settle_answer: the answer in doubt is the outcome
@@ -203,7 +203,7 @@ UPDATE twiceshy.answer a SET finality = 'final' WHERE a.run_id = $1 AND a.key = 
 
 -- own_answer: what a person says that the answer was
 INSERT INTO twiceshy.answer (run_id, key, n, recorded, attempt, status, reason, headers, body, size, whole, finality, own)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, length($9), true, 'final', true)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, length($9::bytea), true, 'final', true)
 ON CONFLICT ON CONSTRAINT answer_pkey DO UPDATE SET
     recorded = excluded.recorded, exchange = NULL, attempt = excluded.attempt, status = excluded.status,
     reason = excluded.reason, headers = excluded.headers, body = excluded.body, body_id = NULL, size = excluded.size,

@@ -25,6 +25,7 @@ from runtime.step import Finality, RunStatus, State
 __all__ = [
     "AttemptRow",
     "Claim",
+    "How",
     "RunRow",
     "StepLine",
     "attempts",
@@ -49,6 +50,8 @@ T = TypeVar("T")
 
 #: What a run may be called: it is a user name in a proxy's address.
 RUN_ID = re.compile(r"[A-Za-z0-9._~-]{1,200}")
+#: How an ambiguous step is settled.
+How = Literal["assume_done", "send_again"]
 #: Kinds of attempt whose token is handed out: from then on a request without one is refused.
 TOKENED = ("launcher", "claim")
 
@@ -242,7 +245,7 @@ async def resolve(
     connection: Connection,
     run_id: str,
     step_key: str,
-    how: Literal["assume_done", "send_again"],
+    how: How,
     *,
     status: int = 200,
     headers: Headers = (),

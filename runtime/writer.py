@@ -245,7 +245,8 @@ class Writer:
             connection = await self._connect()
         patience = self._wait + PATIENCE_PER_MB * sum(map(rows.size, batch)) / (1 << 20)
         try:
-            return await database.bounded(connection, self._fetch(connection, batch), patience)
+            with database.bounded(connection, patience):
+                return await self._fetch(connection, batch)
         except Exception as error:
             if not database.is_poison(error) and not isinstance(error, _UNHARMED):
                 await self._disconnect()

@@ -69,6 +69,11 @@ $$;
 CREATE FUNCTION twiceshy.write_answer_row(e twiceshy.entry, place int, recorded bigint, at timestamptz) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
+    IF length(e.body) <> e.size OR e.body IS NOT NULL AND e.body_id IS NOT NULL THEN
+        RAISE check_violation USING MESSAGE = format(
+            'answer of %s bytes: its body has %s bytes%s', e.size, length(e.body),
+            CASE WHEN e.body_id IS NOT NULL THEN ' and stands in pieces too' ELSE '' END);
+    END IF;
     INSERT INTO twiceshy.answer (
         run_id, key, n, recorded, exchange, attempt, status, reason, headers, body, body_id, size, whole,
         finality, own, tokens, recorded_at)
