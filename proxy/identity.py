@@ -77,11 +77,10 @@ def address(raw_target: str, headers: Headers, tunnel: Target | None = None) -> 
             return named
         found.append(named)
 
-    gateway = raw_target.startswith("/@")
+    gateway = tunnel is None and raw_target.startswith("/@")
     if gateway:
-        for name in (b"origin", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest"):
-            if _values(headers, name):
-                return _bad("the gateway address is not for web pages: the request carries Origin or Sec-Fetch-*")
+        if _from_a_page(headers):
+            return _bad("the gateway address is not for web pages: the request carries Origin or Sec-Fetch-*")
         parsed = _gateway(raw_target)
         if isinstance(parsed, Refusal):
             return parsed
@@ -92,6 +91,8 @@ def address(raw_target: str, headers: Headers, tunnel: Target | None = None) -> 
         if isinstance(read, Refusal):
             return read
         target = read
+        if tunnel is not None and not _of_tunnel(target, tunnel, headers):
+            return _bad(f"inside a tunnel to {tunnel.host}:{tunnel.port} it names another host")
 
     by_header = _by_header(headers, found)
     if isinstance(by_header, Refusal):
@@ -109,6 +110,24 @@ def end_to_end(headers: Headers) -> Headers:
         for name, value in headers
         if (lower := name.lower()) not in dropped and not lower.startswith((b"proxy-", b"twiceshy-"))
     )
+
+
+def _from_a_page(headers: Headers) -> bool:
+    """True if a browser sent it. Node's own fetch sends ``Sec-Fetch-Mode: cors`` too, but no other of its kind."""
+    telling = [
+        (lower, value)
+        for name, value in headers
+        if (lower := name.lower()) == b"origin" or lower.startswith(b"sec-fetch-")
+    ]
+    return bool(telling) and telling != [(b"sec-fetch-mode", b"cors")]
+
+
+def _of_tunnel(target: Target, tunnel: Target, headers: Headers) -> bool:
+    """True if neither an absolute target nor Host names anybody but whom CONNECT named."""
+    port = 443 if tunnel.scheme == "https" else 80
+    hosts = [authority(value.decode("latin-1"), port) for value in _values(headers, b"host")]
+    same = (target.scheme, target.host, target.port) == (tunnel.scheme, tunnel.host, tunnel.port)
+    return same and all(host == (tunnel.host, tunnel.port) for host in hosts)
 
 
 def _values(headers: Headers, name: bytes) -> list[bytes]:
@@ -185,7 +204,7 @@ def _by_header(headers: Headers, found: list[Named]) -> Named | Refusal | None:
 
 
 def authority(text: str, default_port: int) -> tuple[str, int] | Refusal:
-    """Read ``host[:port]``. Userinfo, empty hosts and ports beyond 65535 are refused."""
+    """Read ``host[:port]``; the host in lower case. Userinfo, empty names and ports beyond 65535 are refused."""
     if "@" in text:
         return _bad("the target carries user information")
     match = _AUTHORITY.match(text)
@@ -194,7 +213,10 @@ def authority(text: str, default_port: int) -> tuple[str, int] | Refusal:
     port = int(match[3]) if match[3] else default_port
     if not 0 < port < 65536:
         return _bad(f"{port} is no port")
-    return (match[1] or match[2]).lower().rstrip("."), port
+    host = (match[1] or match[2]).lower().removesuffix(".")
+    if not all(host.split(".")):
+        return _bad(f"{text!r} is no host")
+    return host, port
 
 
 def _target(raw: str, tunnel: Target | None) -> Target | Refusal:
