@@ -21,7 +21,7 @@ TWICESHY = (sys.executable, "-m", "proxy.cli")
 SIDECAR = ("-m", "proxy.sidecar")
 #: Before which event of the streamed letter the agent is killed.
 EVENT = 6
-PATIENCE = 30.0
+PATIENCE = 60.0
 SETUP = 120.0
 ROWS = (("refunds", "payments"), ("model calls", "llm"), ("CRM notes", "crm"), ("e-mails", "email"))
 
@@ -223,7 +223,6 @@ def _verdict(screen: Screen, undisturbed: Played, durable: Played) -> bool:
 def play(stage: Stage, screen: Screen) -> bool:
     """The whole demo; whether durable was."""
     demo = Demo(stage, screen)
-    began = time.monotonic()
     screen.say("An agent handles a refund: it reads the order, asks a model, refunds, leaves a note in the CRM,", BOLD)
     screen.say("lets the model write a letter, and mails it. It is killed twice, at the worst moments:", BOLD)
     screen.say("   1. when the refund has been made, but nobody has heard of it yet (agent and sidecar die)")
@@ -246,9 +245,7 @@ def play(stage: Stage, screen: Screen) -> bool:
     screen.say("\n━━ what really happened, counted by those it happened to\n", BOLD)
     _table(screen, plays)
     screen.say()
-    good = _verdict(screen, plays[0], plays[-1])
-    screen.say(f"\n   {time.monotonic() - began:.0f} seconds. Nothing is left running.", DIM)
-    return good
+    return _verdict(screen, plays[0], plays[-1])
 
 
 def _keep_quiet(_line: str) -> None:
@@ -263,6 +260,7 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupted)
     screen = Screen()
+    began = time.monotonic()
     try:
         with Stage() as stage:
             try:
@@ -276,6 +274,7 @@ def main() -> int:
     except FAILURES as error:
         screen.say(f"\nthe demo failed: {error}", RED, BOLD)
         return 1
+    screen.say(f"\n   {time.monotonic() - began:.0f} seconds. Nothing is left running.", DIM)
     return 0 if good else 1
 
 
