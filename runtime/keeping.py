@@ -25,6 +25,8 @@ from runtime.settings import NOT_SETTINGS, Settings
 
 #: Until the first sidecar listens: making the database's data takes seconds on a slow disk.
 OPEN_WITHIN = 120.0
+#: Between two tries to get a lost sidecar back.
+PAUSE = 0.5
 #: What the background processes get of the environment of whoever starts them. Not: API keys, proxies (ours
 #: among them), the token of a run.
 PASSED = frozenset(
@@ -172,28 +174,39 @@ class Keeping:
             self._writer = None
 
     async def _follow(self) -> None:
-        """Stay connected to whoever keeps, and note what is said."""
-        in_vain = 0
+        """Stay connected to whoever keeps, and note what is said.
+
+        What goes wrong before the first sidecar is final. Later it may pass (Postgres restarts, memory is
+        short), and somebody's run hangs on it: it is tried again for a while.
+        """
+        in_vain, down_since, opened = 0, 0.0, False
         while self._failure is None:
+            trouble: TwiceshyError | None = None
             try:
                 reader = await self._connect()
                 while line := await reader.readline():
                     await self._note(json.loads(line))
-                    in_vain = 0
+                    if self._is_up():
+                        in_vain, down_since, opened = 0, 0.0, True
             except TwiceshyError as error:
-                self._failure = error
+                trouble = error
             except (ConnectionError, ValueError):
                 pass
             except OSError as error:
-                self._failure = UsageError(f"{self.folder}: {error}")
+                trouble = UsageError(f"{self.folder}: {error}")
             in_vain += 1
-            if in_vain > 5 and self._failure is None:
+            if in_vain > 5 and trouble is None:
                 said = state.tail(self.folder / "keeper.log")
-                self._failure = UsageError(f"the keeper of {self.folder} ends again and again; its log ends: {said}")
+                trouble = UsageError(f"the keeper of {self.folder} ends again and again; its log ends: {said}")
+            down_since = down_since or time.monotonic()
+            patient = opened and time.monotonic() - down_since < OPEN_WITHIN
             self._hang_up()
             async with self._news:
-                self._state = None
+                self._failure = None if patient else trouble
+                self._state = {"trouble": str(trouble)} if trouble else None
                 self._news.notify_all()
+            if trouble is not None and patient:
+                await asyncio.sleep(PAUSE)
 
     async def _note(self, message: dict[str, Any]) -> None:
         if "error" in message:

@@ -293,6 +293,17 @@ async def test_one_that_cannot_come_back_is_tried_again_and_again(outside: str, 
         assert keeping.trouble is None
 
 
+async def test_a_user_of_a_killed_keeper_is_patient_with_its_successor(outside: str, home: Path) -> None:
+    async with kept_open("once") as keeping:
+        known = keeping.sidecar
+        mark = Path((await asked(keeping))["arguments"][2]) / "was-here"
+        os.kill(keeping.keeper_pid, signal.SIGKILL)
+        await until(lambda: "did not start (exit 4)" in (keeping.trouble or ""))
+        mark.unlink()
+        await changed(keeping)
+        assert keeping.sidecar != known
+
+
 async def test_a_client_can_go_while_all_starts(outside: str, home: Path) -> None:
     opening = asyncio.create_task(Keeping.open(Settings(), [*STANDIN, "mute"]))
     await until(lambda: any("standin" in command(pid) for pid in below(home)))
