@@ -212,7 +212,9 @@ class Journalled:
 
     async def _first(self, run: Run, step: Step, request: Request, rule: Rule) -> Request:
         """The request that went first for *step*, with the credentials of *request*."""
-        body = await self._shell.journal.request_body(run.run_id, step.key)
+        body = step.facts.request_body
+        if step.state is not None:
+            body = await self._shell.journal.request_body(run.run_id, step.key)
         return outgoing.recall(step.facts.request_head, body, request, rule.secret_query)
 
     def _outgoing(

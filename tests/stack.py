@@ -18,11 +18,11 @@ from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from runtime import runs
 from runtime.database import connect
-from sandbox.client import Sandbox
+from sandbox.client import Effect, Received, Sandbox
 
 T = TypeVar("T")
 PROJECT = Path(__file__).resolve().parent.parent
@@ -168,6 +168,21 @@ class Attempt:
             if connection is None:
                 mine.close()
 
+    def send(
+        self, method: str, url: str, body: bytes | dict[str, Any] | None = None, headers: dict[str, str] | None = None
+    ) -> http.client.HTTPConnection:
+        """One request whose answer is for the caller to read, or not."""
+        connection = self.connect()
+        if isinstance(body, dict):
+            headers = {"Content-Type": "application/json", **(headers or {})}
+        data = json.dumps(body).encode() if isinstance(body, dict) else body
+        connection.request(method, url, data, self.headers(headers))
+        return connection
+
+    def steps(self) -> list[tuple[str, str]]:
+        """The steps that this attempt has asked for: key, and live, replayed or joined."""
+        return [(key, part) for key, part in self.ask("GET", "http://twiceshy.internal/attempt").json()["steps"]]
+
     def in_background(self, *arguments: Any, **named: Any) -> "Background":
         return Background(self, *arguments, **named)
 
@@ -214,9 +229,23 @@ class Stack:
         self.sandbox = sandbox
         self.settings = settings
         self.sidecar = SidecarProcess(dsn, folder, **settings)
+        self._mark = 0
 
     def url(self, path: str) -> str:
         return self.sandbox.url + path
+
+    def mark(self) -> None:
+        """From here on ``received`` and ``effects`` count; no fault and no gate is left."""
+        self.sandbox.clear()
+        self._mark = max((each.n for each in self.sandbox.requests()), default=0)
+
+    def received(self, service: str | None = None, *, method: str | None = None) -> list[Received]:
+        """The requests that the sandbox received since ``mark``."""
+        return [each for each in self.sandbox.requests(service, method=method) if each.n > self._mark]
+
+    def effects(self, service: str | None = None) -> list[Effect]:
+        """The effects that were made since ``mark``."""
+        return [each for each in self.sandbox.effects(service) if each.n > self._mark]
 
     def restart(self, *, kill: bool = True) -> None:
         """The sidecar dies (SIGKILL) and a successor takes its port."""
@@ -260,7 +289,7 @@ class Stack:
         attempt.die()
         return wait_apart(work())
 
-    def resolve(self, run: str, step: str, how: str, **answer: Any) -> str:
+    def resolve(self, run: str, step: str, how: Literal["assume_done", "send_again"], **answer: Any) -> str:
         async def work() -> str:
             connection = await connect(self.dsn, name="test")
             try:
