@@ -230,7 +230,8 @@ class Journalled:
             # The end of a compressed stream could not be told: SDKs take an uncompressed one as well.
             kept = tuple(pair for pair in request.headers if pair[0].lower() != b"accept-encoding")
             request = replace(request, headers=(*kept, _IDENTITY_ENCODING))
-        return outgoing.Outgoing(request, rule.secret_query), wire_key
+        key_name = None if rule.key is None else rule.key.name
+        return outgoing.Outgoing(request, rule.secret_query, key_name), wire_key
 
     # ---- what is told to the tape
 
