@@ -85,11 +85,12 @@ def parser() -> argparse.ArgumentParser:
     resolve = verb("resolve", cli_runs.resolve, "settle a step whose outcome is not known")
     resolve.add_argument("run", metavar="RUN")
     resolve.add_argument("step", metavar="STEP", help="its key, or a beginning that fits no other open one")
-    resolve.add_argument("how", choices=["assume_done", "send_again"],
-                         help="assume_done: it happened, the agent gets the answer given here; send_again: it did not")  # fmt: skip
+    how = "assume_done: it happened, and the agent gets the answer given here; send_again: it did not"
+    resolve.add_argument("how", choices=["assume_done", "send_again"], help=how)
     resolve.add_argument("--status", type=int, default=200, help="of the answer (default: %(default)s)")
     resolve.add_argument("--header", action="append", default=[], metavar="NAME:VALUE", help="of the answer")
-    resolve.add_argument("--body", default="", metavar="TEXT", help="of the answer; @FILE reads it from a file")
+    body = "of the answer (default: {}, as JSON); @FILE reads it from a file"
+    resolve.add_argument("--body", metavar="TEXT", help=body)
 
     verb("init-db", cli_runs.init_db, "make or upgrade the tables, and nothing else")
     return top

@@ -105,15 +105,16 @@ async def resolve(arguments: argparse.Namespace) -> int:
     """Say what happened to a step whose outcome is not known."""
     how = arguments.how
     headers = tuple(_header(text) for text in arguments.header)
-    if how == "send_again" and (headers or arguments.body or arguments.status != 200):
+    if how == "send_again" and (headers or arguments.body is not None or arguments.status != 200):
         raise UsageError("--status, --header and --body are the answer of assume_done; send_again gets a real one")
     if not 200 <= arguments.status <= 599:
         raise UsageError(f"--status {arguments.status}: no status that ends a request")
+    body = b"{}" if arguments.body is None else text_or_file(arguments.body)
+    if b"content-type" not in {name.lower() for name, _ in headers} and _is_json(body):
+        headers += ((b"Content-Type", b"application/json"),)
     async with connection() as conn:
         key = await _step(conn, arguments.run, arguments.step)
-        status = await verbs.resolve(
-            conn, arguments.run, key, how, status=arguments.status, headers=headers, body=text_or_file(arguments.body)
-        )
+        status = await verbs.resolve(conn, arguments.run, key, how, status=arguments.status, headers=headers, body=body)
         read = await read_tape(conn, arguments.run)
     print(f"step {key}: {how}; run {arguments.run} is {status}")
     if status.stopped:
@@ -134,6 +135,14 @@ async def _step(conn: Any, run: str, given: str) -> str:
     if open_:
         raise UsageError(f"run {run} has {len(open_)} open steps that begin with {given!r}: {', '.join(open_)}")
     raise NotFound(f"run {run} has no step {given!r}; twiceshy show {run} lists what is open")
+
+
+def _is_json(body: bytes) -> bool:
+    try:
+        json.loads(body)
+    except ValueError:
+        return False
+    return True
 
 
 def _header(text: str) -> tuple[bytes, bytes]:

@@ -256,6 +256,7 @@ def needs_a_person(tape: Tape) -> list[str]:
         evidence = f" ({step.evidence})" if step.evidence else ""
         lines.append(f"  {step.method} {step.url}: it is not known whether this was done{answers}{evidence}")
         lines.append(f"    it was done:      {settle(tape.run, step.key, 'assume_done')}")
+        lines.append("                      (with --status, --header, --body: the answer that the agent is to get)")
         lines.append(f"    it was not done:  {settle(tape.run, step.key, 'send_again')}")
     return lines
 

@@ -151,6 +151,7 @@ class Attempt:
             if isinstance(told, sidecar.Told):
                 if missed or (self.keeping.sidecar != self.sidecar and ended.code != 0):
                     return Ended(Why.SIDECAR, ended, "its sidecar was replaced")
+                unheard |= told.unheard
                 if told.open == 0 or ended.code != 0:
                     break
                 if not unheard:
@@ -160,9 +161,9 @@ class Attempt:
                 missed = True
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, 1.0)
-        if unheard:
+        if unheard and ended.code == 0:
             for step in await self.patient.ask(runs.steps, self.claim.run_id):
-                if step.key in unheard and (step.state is not State.ANSWERED or step.finality is Finality.PROVISIONAL):
+                if step.key in unheard and (step.state, step.finality) != (State.ANSWERED, Finality.FINAL):
                     words = f"{step.method} {step.url}, still out when the agent ended, got no final answer"
                     return Ended(Why.UNHEARD, ended, words)
         return Ended(Why.EXITED, ended)

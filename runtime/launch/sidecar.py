@@ -20,6 +20,7 @@ class Told:
     """What the sidecar knows of the attempt."""
 
     open: int  # exchanges that are still out
+    unheard: frozenset[str] = frozenset()  # steps whose answer nobody heard, and which is not final
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ def _ask(proxy: str, run: str, token: str) -> Told | Refused | Unreachable:
         if answer.status != 200:
             return Refused(answer.headers.get("Twiceshy-Error", str(answer.status)))
         told: Any = json.loads(body)
-        return Told(int(told["open"]))
+        return Told(int(told["open"]), frozenset(map(str, told.get("unheard", ()))))
     except (OSError, http.client.HTTPException):
         return Unreachable()
     except (ValueError, KeyError, TypeError):

@@ -49,15 +49,15 @@ time.sleep(300)
 class Shell:
     """bash on a pseudo terminal."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, environment: dict[str, str] | None = None) -> None:
         launcher = folder / "launcher.py"
         launcher.write_text(LAUNCHER)
         (folder / "run").write_text(f'#!/bin/sh\nexec {sys.executable} {launcher} "$@"\n')
         (folder / "run").chmod(0o755)
         (folder / "sleeper").write_text(f"#!{sys.executable} -IS\n{SLEEPER}")
         (folder / "sleeper").chmod(0o755)
-        environment = {
-            "PATH": f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(Path.cwd()),
+        environment = {"PYTHONPATH": str(Path.cwd()), **(environment or {})} | {
+            "PATH": f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PS1": "<prompt>", "TERM": "dumb", "HISTFILE": "", "HOME": str(folder),
         }  # fmt: skip
         self.pid, self.fd = pty.fork()
