@@ -20,6 +20,9 @@ from proxy.message import Request
 
 #: Beyond this the body is not decoded: 64 MiB is what a request may have in the first place.
 DECODED_MAX = 64 << 20
+#: Nor if it grows more than so many times beyond 1 MiB: texts stay under 30, a bomb reaches 1000 and would hold up
+#: everybody for half a second.
+DECODED_RATIO = 100
 #: JSON nested deeper stays bytes. Far under the recursion limit, which counts the caller's frames too: the same
 #: body must be read the same way wherever it is read.
 DEPTH_MAX = 100
@@ -172,7 +175,7 @@ def undo(encoding: bytes, data: bytes) -> bytes | None:
 
 def _inflate(data: bytes, bits: int) -> bytes | None:
     pieces: list[bytes] = []
-    left = DECODED_MAX
+    left = min(DECODED_MAX, max(1 << 20, DECODED_RATIO * len(data)))
     while data:  # a gzip body may be several members
         inflater = zlib.decompressobj(bits)
         try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
 from typing import Any, Final
@@ -209,12 +209,12 @@ class Predicate:
     steps: Steps
     one_of: tuple[str | bool | float, ...] | None = None
     none_of: tuple[str | bool | float, ...] | None = None
+    #: What a body must contain for this to hold, unless it is written with escapes; None: cannot be said.
+    mark: bytes | None = field(init=False, compare=False)
 
-    @property
-    def mark(self) -> bytes | None:
-        """What a body must contain for this to hold, unless it is written with escapes."""
+    def __post_init__(self) -> None:
         names = [step for step in self.steps if isinstance(step, str)]
-        return names[-1].encode() if names and names[-1].isascii() else None
+        object.__setattr__(self, "mark", names[-1].encode() if names and names[-1].isascii() else None)
 
     def holds(self, body: Body) -> bool:
         return any(self._fits(value) for value in values(body, self.steps))

@@ -12,7 +12,6 @@ import json
 import re
 import tomllib
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote
@@ -187,26 +186,37 @@ def plain_path(path: str) -> str:
 class _Asked:
     """A request's body as predicates ask it: read when the first one needs it, and once."""
 
+    __slots__ = ("_body", "_escaped", "_request")
+
     def __init__(self, request: Request) -> None:
         self._request = request
+        self._body: Body | None = None
+        self._escaped: bool | None = None
 
-    @cached_property
     def body(self) -> Body:
-        return read(self._request)
-
-    @cached_property
-    def _escaped(self) -> bool:
-        """Names in the body may be written with escapes, or not be there to see at all."""
-        kind, _ = media_type(self._request.header("content-type"))
-        if self._request.header("content-encoding") is not None:
-            return True
-        return re.search(rb"\\u00[2-7]" if is_json(kind) else rb"%[2-7]", self._request.body) is not None
+        if self._body is None:
+            self._body = read(self._request)
+        return self._body
 
     def holds(self, predicate: fields.Predicate) -> bool:
         mark = predicate.mark
-        if mark is not None and mark not in self._request.body and not self._escaped:
+        if mark is not None and mark not in self._request.body and not self._may_be_escaped():
             return False
-        return predicate.holds(self.body)
+        return predicate.holds(self.body())
+
+    def _may_be_escaped(self) -> bool:
+        """Names in the body may be written with escapes, or not be there to see at all."""
+        if self._escaped is None:
+            kind, _ = media_type(self._request.header("content-type"))
+            escapes = _JSON_ESCAPE if is_json(kind) else _FORM_ESCAPE
+            self._escaped = (
+                escapes.search(self._request.body) is not None or self._request.header("content-encoding") is not None
+            )
+        return self._escaped
+
+
+_JSON_ESCAPE = re.compile(rb"\\u00[2-7]")
+_FORM_ESCAPE = re.compile(rb"%[2-7]")
 
 
 class _Compiled:
@@ -245,6 +255,6 @@ class _Compiled:
 
     def rule_for(self, body: _Asked) -> Rule:
         """The rule; where the body asks for effects or cannot be read, it is no longer repeatable."""
-        if self._excepts and (any(map(body.holds, self._excepts)) or fields.unreadable(body.body)):
+        if self._excepts and (any(map(body.holds, self._excepts)) or fields.unreadable(body.body())):
             return self._excepted
         return self._rule

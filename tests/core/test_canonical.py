@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -177,12 +178,27 @@ def test_cut_or_followed_by_rubbish_stays_bytes(cut: bytes) -> None:
         assert bodies.undo(coding, cut) is None
 
 
-def test_a_bomb_stays_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "DECODED_MAX", 100_000)
-    fits, bomb = gzip.compress(b"0" * 100_000), gzip.compress(b"0" * 100_001)
-    assert bodies.undo(b"gzip", fits) is not None
+@pytest.mark.parametrize(
+    ("size", "rubbish", "fits"),
+    [
+        (1 << 20, 0, True),
+        ((1 << 20) + 1, 0, False),  # a thousand times its size
+        (2 << 20, 30_000, True),  # as compressible as a text is
+    ],
+)
+def test_a_bomb_stays_bytes(size: int, rubbish: int, fits: bool) -> None:
+    content = random.Random(1).randbytes(rubbish) + b"0" * (size - rubbish)
+    for coding, data in ((b"gzip", gzip.compress(content)), (b"deflate", zlib.compress(content))):
+        assert (bodies.undo(coding, data) == content) == fits
+    members = gzip.compress(content[: size // 2]) + gzip.compress(content[size // 2 :])
+    assert (bodies.undo(b"gzip", members) == content) == fits
+
+
+def test_nothing_is_decoded_beyond_what_a_request_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "DECODED_MAX", 1000)
+    assert bodies.undo(b"gzip", gzip.compress(b"0" * 1000)) is not None
+    bomb = gzip.compress(b"0" * 1001)
     assert bodies.undo(b"gzip", bomb) is None
-    assert bodies.undo(b"gzip", gzip.compress(b"0" * 60_000) * 2) is None
     assert isinstance(bodies.read(post(bomb, [*JSON, (b"Content-Encoding", b"gzip")])), bodies.Raw)
 
 
