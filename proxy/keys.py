@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import re
 from dataclasses import dataclass
@@ -73,7 +72,7 @@ def signed(request: Request) -> bool:
 def derive(secret: bytes, run_uuid: UUID, step_key: str) -> str:
     """The step's own key: a UUID with version-4 bits that nobody without *secret* can guess."""
     text = run_uuid.bytes + step_key.encode("utf-8", "surrogatepass")
-    return str(UUID(bytes=hmac.digest(secret, text, hashlib.sha256)[:16], version=4))
+    return str(UUID(bytes=hmac.digest(secret, text, "sha256")[:16], version=4))
 
 
 def choose(request: Request, rule: Rule, pinned: str | None, derived: str) -> KeyChoice:
