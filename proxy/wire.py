@@ -40,8 +40,8 @@ def framing(method: str, status: int, headers: Headers, *, http10: bool) -> Fram
 
 def upstream_headers(raw: Headers, status: int) -> Headers:
     """What is kept of an upstream's headers: the end-to-end ones, and Content-Length where it says something."""
-    length = tuple((name, value) for name, value in raw if name.lower() == b"content-length" and status != 204)[:1]
-    return end_to_end(raw) + length
+    lengths = [pair for pair in raw if status != 204 and content_length((pair,)) is not None]
+    return (*end_to_end(raw), *lengths[:1])
 
 
 def head(

@@ -15,9 +15,10 @@ from runtime.errors import Unreadable
 SECRET = frozenset({"api_key", "sig"})
 CREDENTIALS = [
     "Authorization", "Cookie", "X-Api-Key", "Api-Key", "X-Goog-Api-Key", "X-Auth-Token", "X-Amz-Security-Token",
-    "X-Vault-Token", "Private-Token", "X-Auth-Key", "Ocp-Apim-Subscription-Key", "DD-APPLICATION-KEY", "x-functions-key",
-    "PLAID-SECRET", "X-Client-Secret", "X-Password", "X-Forwarded-Authorization", "X-Custom-Auth", "X-Credentials",
-    "Mcp-Session-Id", "X-Session-Token", "apikey", "X-RapidAPI-Key", "Cookie2", "X-Access-Tokens", "X-JWT",
+    "X-Vault-Token", "Private-Token", "X-Auth-Key", "Ocp-Apim-Subscription-Key", "DD-APPLICATION-KEY",
+    "x-functions-key", "PLAID-SECRET", "X-Client-Secret", "X-Password", "X-Forwarded-Authorization", "X-Custom-Auth",
+    "X-Credentials", "Mcp-Session-Id", "X-Session-Token", "apikey", "X-RapidAPI-Key", "Cookie2", "X-Access-Tokens",
+    "X-JWT",
 ]  # fmt: skip
 OTHERS = [
     "Content-Type", "Accept", "Idempotency-Key", "X-Idempotency-Key", "Cko-Idempotency-Key", "PayPal-Request-Id",
