@@ -1,6 +1,7 @@
 """``twiceshy``: the command line. Composes runtime and proxy; every verb calls the functions that the API does.
 
-Errors are one line on standard error. Exit codes: 0 well, 1 not, 2 usage, 75 busy; ``run`` has more (DESIGN §9).
+Errors are one line on standard error. Exit codes: 0 well, 1 not, 2 usage, 75 busy or database away (try again
+later); ``run`` has more.
 """
 
 import argparse
@@ -12,7 +13,7 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from runtime.errors import Held, NotFound, TwiceshyError, UsageError
+from runtime.errors import DatabaseAway, Held, NotFound, TwiceshyError, UsageError
 from runtime.settings import Settings
 
 #: What the keeper starts as the sidecar.
@@ -121,8 +122,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except TwiceshyError as error:
         print(f"twiceshy: {error}", file=sys.stderr)
-        if isinstance(error, Held):
-            return 75
+        if isinstance(error, Held | DatabaseAway):
+            return 75  # EX_TEMPFAIL: the same again, later
         return 2 if isinstance(error, UsageError | NotFound) else 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
