@@ -61,7 +61,7 @@ class Journal:
             min_size=0,
             max_size=POOL,
             connection_class=_Stateless,
-            timeout=database.CONNECT_TIMEOUT,
+            timeout=min(database.CONNECT_TIMEOUT, settings.database_wait),
             server_settings={"application_name": "twiceshy sidecar"},
             **arguments,
         )
@@ -204,6 +204,10 @@ class Journal:
     async def put_part(self, run_id: str, body_id: UUID, part: int, data: bytes) -> None:
         """Keep one piece of a large body. Its answer, which names *body_id*, is written after the last."""
         await self.ask(lambda connection: connection.execute(sql("put_part"), run_id, body_id, part, data))
+
+    async def drop_body(self, run_id: str, body_id: UUID) -> None:
+        """Forget the pieces of a body that no answer will name."""
+        await self.ask(lambda connection: connection.execute(sql("drop_body"), run_id, body_id))
 
     # ---- sidecars
 

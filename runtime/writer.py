@@ -260,7 +260,9 @@ class Writer:
 
     async def _connect(self) -> Connection:
         await self._disconnect()
-        self._connection = await database.connect(self._dsn, name="journal")
+        self._connection = await database.connect(
+            self._dsn, name="journal", timeout=min(database.CONNECT_TIMEOUT, self._wait)
+        )
         self.connected = await self._connection.fetchval(sql("now"))
         return self._connection
 
