@@ -8,6 +8,7 @@ through says nothing about delivery.
 
 import asyncio
 import fcntl
+import logging
 import select
 import socket
 import struct
@@ -17,21 +18,62 @@ from collections.abc import Callable
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
+from proxy import wire
 from proxy.peers import Process
+from proxy.refusals import Refusal
 
+log = logging.getLogger("twiceshy.door")
+
+HEAD_LIMIT = 64 << 10
+HEADERS_LIMIT = 1000
 _HIGH_WATER = 64 << 10
 #: Polling for acknowledgement: seconds, doubled up to the last.
-_POLL_FIRST, _POLL_LAST = 0.001, 0.02
-_CONNECT_TEXT = (
-    b"HTTP/1.1 501 Not Implemented by twiceshy: CONNECT\r\n"
-    b"Content-Type: text/plain; charset=utf-8\r\nTwiceshy-Error: not-supported\r\n"
-    b"x-should-retry: false\r\nstripe-should-retry: false\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s"
+_POLL_FIRST, _POLL_LAST = 0.001, 0.1
+NO_TUNNELS = Refusal(
+    "not-supported",
+    "This version of twiceshy does not open https tunnels (CONNECT). Use http:// upstreams, or the gateway address "
+    "http://SIDECAR/@RUN:TOKEN/https/HOST/PATH as the base URL of your SDK. Nothing was sent.",
 )
-_CONNECT_WORDS = (
-    b"This version of twiceshy does not open https tunnels. Use http:// upstreams, or the gateway address "
-    b"http://SIDECAR/@RUN:TOKEN/https/HOST/PATH as the base URL of your SDK.\n"
-)
-_HEAD_MAX = 64 << 10
+
+
+class Written(web.StreamResponse):
+    """Tells aiohttp that the answer's bytes have gone out already (see proxy.wire)."""
+
+    def __init__(self, *, keep_alive: bool) -> None:
+        super().__init__()
+        self._kept = keep_alive
+
+    @property
+    def keep_alive(self) -> bool | None:
+        return self._kept
+
+    async def prepare(self, request: web.BaseRequest) -> None:  # noqa: ARG002
+        return None
+
+    async def write_eof(self, data: bytes = b"") -> None:  # noqa: ARG002
+        return None
+
+
+class _Inner(RequestHandler):
+    """aiohttp's server protocol, which answers what it cannot read in our words."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        door = door_of(request)
+        if door is not None and status == 400:
+            why = " ".join((message or str(exc)).split())
+            door.refuse(Refusal("bad-request", f"twiceshy cannot read this request: {why}. Nothing was sent."))
+        elif door is not None:
+            log.error("a request failed", exc_info=exc)
+            door.abort()
+        return Written(keep_alive=False)
 
 
 class Door(asyncio.Protocol):
@@ -56,6 +98,7 @@ class Door(asyncio.Protocol):
         self.written = 0  # bytes, over all answers
         self.answered = False  # the end of the answer under way is written, its acknowledgement is awaited
         self._believed = False
+        self._left = 0  # bytes that were unacknowledged when the client went
         self._fd = -1
 
     # ---- asyncio.Protocol
@@ -69,13 +112,12 @@ class Door(asyncio.Protocol):
         self._fd = sock.fileno()
         self.peer = transport.get_extra_info("peername")[:2]
         self.local = transport.get_extra_info("sockname")[:2]
-        # A client counts as attached only while its socket answers.
+        # A client counts as attached only while its socket answers: see ``answers`` for one that has data to take.
         third = max(1, int(self._lease / 3))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, third)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, third)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(self._lease * 1000))
 
     def data_received(self, data: bytes) -> None:
         self._received += 1
@@ -85,22 +127,23 @@ class Door(asyncio.Protocol):
             return
         self._first += data
         if b"CONNECT ".startswith(bytes(self._first[:8])):
-            if len(self._first) < 8:
-                return
-            self._refuse_connect()
+            # The whole head is taken: a client that still writes would not read the answer.
+            if b"\r\n\r\n" in self._first or len(self._first) > HEAD_LIMIT:
+                self.refuse(NO_TUNNELS)
             return
-        self._inner = self._server()
         assert self.transport is not None
+        self._inner = _Inner(
+            self._server,
+            loop=asyncio.get_running_loop(),
+            access_log=None,  # type: ignore[arg-type]  # as web.Server passes it on
+            auto_decompress=False,
+            max_line_size=HEAD_LIMIT,
+            max_field_size=HEAD_LIMIT,
+            max_headers=HEADERS_LIMIT,
+        )
         self._inner.connection_made(self.transport)
         self._inner.data_received(bytes(self._first))
         self._first.clear()
-
-    def _refuse_connect(self) -> None:
-        assert self.transport is not None
-        if b"\r\n\r\n" not in self._first and len(self._first) < _HEAD_MAX:
-            return
-        self.transport.write(_CONNECT_TEXT % (len(_CONNECT_WORDS), _CONNECT_WORDS))
-        self.transport.close()
 
     def eof_received(self) -> bool | None:
         self._end()
@@ -129,7 +172,7 @@ class Door(asyncio.Protocol):
             self._inner.resume_writing()
         self._wake()
 
-    # ---- what the relay needs
+    # ---- what is written
 
     @property
     def writable(self) -> bool:
@@ -147,12 +190,32 @@ class Door(asyncio.Protocol):
             self.written += len(data)
             self.transport.write(data)
 
-    def abort(self) -> None:
-        """Cut the connection so that the client sees its answer cut, never as complete."""
-        self.gone = True
+    def go_on(self) -> None:
+        """Ask for the body of a request that waits to be asked. No part of the answer."""
+        if not self.gone and self.transport is not None:
+            self.transport.write(wire.CONTINUE)
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Answer what never became a request, and close."""
+        body = refusal.body()
+        headers = (*refusal.headers(), (b"Content-Length", b"%d" % len(body)))
+        self.write(wire.head(refusal.status, refusal.reason, headers, wire.Framing.LENGTH, keep_alive=False) + body)
         if self.transport is not None:
+            self.transport.close()
+
+    def abort(self, *, reset: bool = False) -> None:
+        """Cut the connection so that the client sees its answer cut, never as complete.
+
+        *reset*: for a client to whom the connection's plain end is the answer's end.
+        """
+        self._end()
+        if self.transport is not None:
+            if reset and not self.transport.is_closing():
+                sock = self.transport.get_extra_info("socket")
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.transport.abort()
-        self._wake()
+
+    # ---- what is known of the client
 
     def look(self) -> bool:
         """Peek for a FIN or reset that the loop has not seen yet; True if the client is gone."""
@@ -166,37 +229,41 @@ class Door(asyncio.Protocol):
         return self.gone
 
     def unacknowledged(self) -> int:
-        """How many written bytes the client's kernel has not acknowledged."""
-        if self.transport is None or self.transport.is_closing():
-            return 0 if self.transport is None else self.transport.get_write_buffer_size()
-        count: int = struct.unpack("i", fcntl.ioctl(self._fd, termios.TIOCOUTQ, b"\0\0\0\0"))[0]
+        """How many written bytes the client's kernel has not acknowledged, or had not when the client went."""
+        if self.gone or self.transport is None:
+            return self._left
+        try:
+            count: int = struct.unpack("i", fcntl.ioctl(self._fd, termios.TIOCOUTQ, b"\0\0\0\0"))[0]
+        except OSError:
+            count = 0
         return count + self.transport.get_write_buffer_size()
 
-    async def acknowledged(self, limit: float = 1.0) -> bool:
-        """Wait until all that was written is acknowledged (True), or the client is gone, or *limit* seconds.
+    async def acknowledged(self) -> bool:
+        """Wait until all that was written is acknowledged (True), or the client is gone without.
 
-        A further request on the connection is an acknowledgement as well, and so is ``believe``.
+        A client that takes its time takes all the time it needs. A further request on the connection is an
+        acknowledgement as well, and so is ``believe``.
         """
         self._believed = False
-        if not self.gone and self.unacknowledged() == 0:
+        if self.unacknowledged() == 0:
             return True
         seen, event = self._received, asyncio.Event()
         self.watch(event)
-        loop = asyncio.get_running_loop()
-        deadline, step = loop.time() + limit, _POLL_FIRST
+        step = _POLL_FIRST
         try:
-            while not self.gone and loop.time() < deadline:
+            while not self.gone:
                 try:
                     async with asyncio.timeout(step):
                         await event.wait()
                 except TimeoutError:
                     step = min(step * 2, _POLL_LAST)
                 event.clear()
-                if self._received > seen or self._believed or (not self.gone and self.unacknowledged() == 0):
+                if self._received > seen or self._believed or self.unacknowledged() == 0:
                     return True
         finally:
             self.unwatch(event)
-        return False
+        # Who has read everything may close at once: a FIN acknowledges what came before it.
+        return self.unacknowledged() == 0
 
     async def answered_whole(self) -> bool:
         """The end of an answer was written: wait for its acknowledgement, as ``acknowledged`` does."""
@@ -211,14 +278,37 @@ class Door(asyncio.Protocol):
         self._believed = True
         self._wake()
 
+    def answers(self) -> bool:
+        """False when the client's kernel owes an acknowledgement for longer than a lease: its host is gone.
+
+        Not left to TCP_USER_TIMEOUT: that also ends the connection of a client that merely reads slowly.
+        """
+        if self.gone or self.transport is None or self.transport.is_closing():
+            return True
+        sock = self.transport.get_extra_info("socket")
+        return not is_silent(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104), self._lease)
+
     def _end(self) -> None:
         if not self.gone:
+            self._left = self.unacknowledged()
             self.gone = True
             self._wake()
 
     def _wake(self) -> None:
         for event in self._watchers:
             event.set()
+
+
+def is_silent(tcp_info: bytes, limit: float) -> bool:
+    """True if a peer has left data or probes unanswered for *limit* seconds.
+
+    A peer whose window is closed answers each probe, but these come as rarely as every two minutes: so a single
+    one without an answer yet says nothing.
+    """
+    retransmits: int = tcp_info[2]
+    probes: int = tcp_info[3]
+    last_ack_received: int = struct.unpack_from("I", tcp_info, 8 + 12 * 4)[0]  # ms
+    return (retransmits > 0 or probes > 1) and last_ack_received > limit * 1000
 
 
 async def listen(server: web.Server, host: str, port: int, doors: set[Door], lease: float) -> asyncio.Server:

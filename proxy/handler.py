@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from aiohttp import web
 
-from proxy import identity, internal, relay, wire
+from proxy import identity, internal, relay
 from proxy.attempts import Attempts, Run
-from proxy.doors import Door, door_of
+from proxy.doors import NO_TUNNELS, Door, Written, door_of
 from proxy.identity import Addressed, Target
 from proxy.journalled import Journalled
 from proxy.message import Request
@@ -22,24 +22,6 @@ from runtime.errors import DatabaseAway, Unreadable
 from runtime.step import Effect
 
 log = logging.getLogger("twiceshy.handler")
-
-
-class _Written(web.StreamResponse):
-    """Tells aiohttp that the answer's bytes have gone out already (see proxy.wire)."""
-
-    def __init__(self, *, keep_alive: bool) -> None:
-        super().__init__()
-        self._kept = keep_alive
-
-    @property
-    def keep_alive(self) -> bool | None:
-        return self._kept
-
-    async def prepare(self, request: web.BaseRequest) -> None:  # noqa: ARG002
-        return None
-
-    async def write_eof(self, data: bytes = b"") -> None:  # noqa: ARG002
-        return None
 
 
 class Handler:
@@ -57,9 +39,10 @@ class Handler:
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         door = door_of(request)
         if door is None:
-            raise ConnectionResetError("the client is gone")
+            return Written(keep_alive=False)
+        http10 = request.version < (1, 1)
         client = Client(
-            door, request.method, request.version < (1, 1), request.keep_alive, self._settings.client_buffer,
+            door, request.method, http10, request.keep_alive and not http10, self._settings.client_buffer,
             self._settings.record_wait,
         )  # fmt: skip
         written = door.written
@@ -71,23 +54,23 @@ class Handler:
         except Unreadable as error:
             refusal = Refusal("internal", f"{error} Nothing was sent.")
         except Exception as error:
-            if door.gone:
-                raise ConnectionResetError("the client is gone") from error
-            log.exception("%s %s", request.method, request.rel_url.host)
+            if not door.gone:
+                log.exception("%s %s", request.method, request.rel_url.host)
             refusal = Refusal("internal", f"twiceshy failed: {error!r}")
-        if refusal is not None and door.written != written:
-            # Part of an answer has gone out: anything after it would be taken for its body.
-            door.abort()
-            raise ConnectionResetError("the answer was cut")
-        if refusal is not None:
+        if (refusal is None) == (door.written == written):
+            # Part of an answer has gone out, and anything after it would be taken for its body; or there is none.
+            door.abort(reset=http10)
+        elif refusal is not None:
             unread = not request.content.is_eof()
             client = replace(client, keep_alive=client.keep_alive and not unread)
             await relay.refuse(client, refusal)
-        return _Written(keep_alive=client.keep_alive and not door.gone)
+        return Written(keep_alive=client.keep_alive and not door.gone)
 
     # ---- the way of a request; each part returns a refusal, or None when the answer was given
 
     async def _answer(self, http: web.BaseRequest, client: Client) -> Refusal | None:
+        if http.method == "CONNECT":
+            return NO_TUNNELS
         addressed = identity.address(http.raw_path, tuple(http.raw_headers))
         if isinstance(addressed, Refusal):
             return addressed
@@ -104,7 +87,8 @@ class Handler:
             body = await self._read(http, client)
             if isinstance(body, Refusal):
                 return body
-            await self._forward(self._request(http, addressed, body), client)
+            request = self._request(http, addressed, body)
+            await self._forward(request, client, self._rules.match(request), "")
             return None
 
         run = await self._run(addressed, client.door)
@@ -113,6 +97,9 @@ class Handler:
         body = await self._read(http, client)
         if isinstance(body, Refusal):
             return body
+        trusted = await self._attempts.trusted(run)  # the body may have taken its time
+        if isinstance(trusted, Refusal):
+            return trusted
         request = self._request(http, addressed, body)
         run.idle_since = time.monotonic()
         if addressed.target.internal:
@@ -121,7 +108,7 @@ class Handler:
             return None
         rule = self._rules.match(request)
         if rule.effect is Effect.PASSTHROUGH or self._settings.mode == "naive":
-            await self._forward(request, client, rule)
+            await self._forward(request, client, rule, run.run_id)
             return None
         run.serving[client.door] = None
         try:
@@ -174,10 +161,10 @@ class Handler:
 
     async def _read(self, http: web.BaseRequest, client: Client) -> bytes | Refusal:
         limit = self._settings.request_body_max
-        if http.headers.get("Expect", "").lower() == "100-continue":
-            client.door.write(wire.CONTINUE)
         if (http.content_length or 0) > limit:
             return self._too_large(limit)
+        if not client.http10 and http.headers.get("Expect", "").lower() == "100-continue":
+            client.door.go_on()
         pieces: list[bytes] = []
         size = 0
         try:
@@ -200,18 +187,16 @@ class Handler:
         target = addressed.target
         return Request(http.method, target.scheme, target.host, target.port, target.target, addressed.headers, body)
 
-    async def _forward(self, request: Request, client: Client, rule: Rule | None = None) -> None:
+    async def _forward(self, request: Request, client: Client, rule: Rule, run_id: str) -> None:
         """Pass on what is never journalled."""
-        rule = rule or self._rules.match(request)
-        exchange = Exchange(self._shell, None, "", request, rule, None, journalled=False)
+        exchange = Exchange(self._shell, None, run_id, request, rule, None)
         self._forwarded.add(exchange)
-        exchange.clients += 1
+        exchange.attach()
         exchange.start()
         try:
             await relay.relay(client, exchange, ())
         finally:
-            exchange.clients -= 1
-            exchange.client_left()
+            exchange.detach()
             self._forwarded.discard(exchange)
 
     async def close(self) -> None:

@@ -8,8 +8,8 @@ PUT  /result    the run's result, JSON; the last one counts
 import json
 
 from proxy.attempts import Attempts, Run
+from proxy.incoming import Head
 from proxy.message import Request
-from proxy.recorder import Head
 from proxy.refusals import Refusal
 from runtime.journal import Journal
 
@@ -28,7 +28,7 @@ async def answer(run: Run, request: Request, attempts: Attempts, journal: Journa
             shown = {"run": run.run_id, "attempt": run.tape.attempt}
             found = json.dumps(shown)[:-1].encode("ascii") + b', "input": ' + (text or b"null") + b"}"
         case "PUT", "/result":
-            found = await _result(run, request.body, journal)
+            found = await _result(run, request.body, attempts, journal)
         case method, path:
             found = Refusal("not-found", f"There is no {method} {path} at twiceshy.internal.", run.run_id)
     if isinstance(found, Refusal):
@@ -36,11 +36,11 @@ async def answer(run: Run, request: Request, attempts: Attempts, journal: Journa
     return Head(204, b"No Content", ()) if not found else Head(200, b"OK", _JSON), found
 
 
-async def _result(run: Run, body: bytes, journal: Journal) -> bytes | Refusal:
+async def _result(run: Run, body: bytes, attempts: Attempts, journal: Journal) -> bytes | Refusal:
     try:
         json.loads(body)
     except ValueError as error:
         return Refusal("bad-request", f"The result must be JSON: {error}.", run.run_id)
     if await journal.put_result(run.fence, body):
         return b""
-    return Refusal("fenced", f"Run {run.run_id} is not running under this token any more.", run.run_id)
+    return await attempts.confirmed(run) or Refusal("internal", "The result was not taken; try again.", run.run_id)

@@ -5,13 +5,15 @@ nobody. A cut answer reaches it as cut (the connection is aborted), never as com
 """
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from proxy import wire
 from proxy.doors import Door
+from proxy.incoming import Head
 from proxy.message import Headers
-from proxy.recorder import Ending, Exchange, Head
+from proxy.recorder import Ending, Exchange
 from proxy.refusals import Refusal
 from proxy.wire import Framing
 from runtime.entries import AnswerRow
@@ -19,8 +21,8 @@ from runtime.step import Effect
 
 #: Up to this much of a whole answer waits for its record, to go out with its end in one piece.
 _ONE_PIECE = 32 << 10
-#: How long the rest of a cut answer may take to reach the client before the connection is aborted.
-_FLUSH = 5.0
+#: So many writes are remembered before it is asked which of them were acknowledged.
+_MARKS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,43 +36,51 @@ class Client:
     buffer: int
     record_wait: float
 
+    def head(self, head: Head, kind: Framing, extra: Headers) -> bytes:
+        """*head* as this client is given it."""
+        return wire.head(head.status, head.reason, head.headers, kind, keep_alive=self.keep_alive, extra=extra)
+
+    def framing(self, head: Head) -> Framing:
+        return wire.framing(self.method, head.status, head.headers, http10=self.http10)
+
+    def cut(self, kind: Framing) -> None:
+        """End the connection so that an answer without its end is seen to be cut."""
+        self.door.abort(reset=kind is Framing.CLOSE)
+
 
 async def refuse(client: Client, refusal: Refusal) -> None:
     """Give *refusal* as the answer."""
     await give(client, Head(refusal.status, refusal.reason, refusal.headers()), refusal.body())
 
 
-async def give(client: Client, head: Head, body: bytes, extra: Headers = ()) -> bool:
+async def give(client: Client, head: Head, body: bytes) -> bool:
     """Give a small answer that is here whole; True when the client's kernel acknowledged it."""
-    headers = head.headers
-    if wire.content_length(headers) is None and not _has(headers, b"transfer-encoding") and body:
-        headers = (*headers, (b"Content-Length", b"%d" % len(body)))
-    kind = wire.framing(client.method, head.status, headers, http10=client.http10)
-    out = wire.head(head.status, head.reason, headers, kind, keep_alive=client.keep_alive, extra=extra)
-    if kind is not Framing.NONE:
-        out += wire.piece(body, kind) + wire.end(kind)
-    client.door.write(out)
+    if body:
+        head = Head(head.status, head.reason, (*head.headers, (b"Content-Length", b"%d" % len(body))))
+    kind = client.framing(head)
+    out = client.head(head, kind, ())
+    client.door.write(out if kind is Framing.NONE else out + wire.piece(body, kind) + wire.end(kind))
     return await client.door.answered_whole()
 
 
 async def replay(client: Client, row: AnswerRow, body: AsyncIterator[bytes] | bytes, extra: Headers) -> bool:
     """Give a recorded answer, byte for byte; True when it was delivered whole (a cut one: as cut)."""
-    facts = row.facts
-    door = client.door
-    kind = wire.framing(client.method, facts.status, facts.headers, http10=client.http10)
-    out = wire.head(facts.status, facts.reason, facts.headers, kind, keep_alive=client.keep_alive, extra=extra)
+    facts, door = row.facts, client.door
+    head = Head(facts.status, facts.reason, facts.headers)
+    kind = client.framing(head)
+    out = client.head(head, kind, extra)
     if isinstance(body, bytes):
         if kind is not Framing.NONE:
-            out += wire.piece(body, kind) + (wire.end(kind) if facts.whole else b"")
-        door.write(out)
+            out += wire.piece(body, kind)
     else:
-        door.write(out)
         wake = asyncio.Event()
         door.watch(wake)
         try:
+            # The head goes out with the first piece: while that cannot be read, there is still a refusal to give.
             async for data in body:
                 for offset in range(0, len(data), client.buffer):
-                    door.write(wire.piece(data[offset : offset + client.buffer], kind))
+                    door.write(out + wire.piece(data[offset : offset + client.buffer], kind))
+                    out = b""
                     while not door.writable and not door.gone:
                         await wake.wait()
                         wake.clear()
@@ -78,92 +88,121 @@ async def replay(client: Client, row: AnswerRow, body: AsyncIterator[bytes] | by
                     return False
         finally:
             door.unwatch(wake)
-        if facts.whole:
-            door.write(wire.end(kind))
+    cut = not facts.whole and kind is not Framing.NONE
+    door.write(out if cut or kind is Framing.NONE else out + wire.end(kind))
     delivered = await door.answered_whole()
-    if not facts.whole and kind is not Framing.NONE:
-        door.abort()
-        return True
+    if cut:
+        client.cut(kind)
     return delivered
 
 
 async def relay(client: Client, exchange: Exchange, extra: Headers) -> bool:
     """Feed the client from *exchange* until its end; True when it was delivered whole (a cut one: as cut)."""
-    wake = asyncio.Event()
-    exchange.watch(wake)
-    client.door.watch(wake)
+    feed = _Feed(client, exchange, extra)
+    exchange.watch(feed.wake)
+    client.door.watch(feed.wake)
     try:
-        return await _feed(client, exchange, extra, wake)
+        return await feed.run()
     finally:
-        exchange.unwatch(wake)
-        client.door.unwatch(wake)
+        feed.note_delivered()
+        exchange.unwatch(feed.wake)
+        client.door.unwatch(feed.wake)
 
 
-async def _feed(client: Client, exchange: Exchange, extra: Headers, wake: asyncio.Event) -> bool:
-    door = client.door
-    sent_head = False
-    offset = 0
-    kind = Framing.NONE
-    while not door.gone:
-        ending, head = exchange.ending, exchange.head
-        if ending in (Ending.REFUSED, Ending.LOST):
-            if ending is Ending.REFUSED and not sent_head and exchange.refusal is not None:
-                await refuse(client, exchange.refusal)
+class _Feed:
+    """One client's way through an answer under way."""
+
+    def __init__(self, client: Client, exchange: Exchange, extra: Headers) -> None:
+        self.wake = asyncio.Event()
+        self._client = client
+        self._exchange = exchange
+        self._extra = extra
+        self._kind = Framing.NONE
+        self._head_sent = False
+        self._offset = 0
+        self._held = False  # only the end is left, and waits for the record
+        self._deadline: float | None = None
+        self._marks: deque[tuple[int, int, int]] = deque()  # of a read: place on the wire, in the body, length
+
+    async def run(self) -> bool:
+        exchange, door = self._exchange, self._client.door
+        while not door.gone:
+            ending = exchange.ending
+            if ending is Ending.REFUSED and not self._head_sent and exchange.refusal is not None:
+                await refuse(self._client, exchange.refusal)
                 return False
-            break
-        out = b""
-        if head is not None and not sent_head:
-            kind = wire.framing(client.method, head.status, head.headers, http10=client.http10)
-            if ending is not None or (kind is not Framing.NONE and not _soon(exchange)):
-                out = wire.head(head.status, head.reason, head.headers, kind, keep_alive=client.keep_alive, extra=extra)
-                sent_head = exchange.heard = True
-        if sent_head and door.writable:
-            count = min(exchange.released - offset, client.buffer)
-            if count > 0 and (ending is not None or offset or not _soon(exchange)):
-                out += wire.piece(exchange.spool.read(offset, count), kind)
-                offset += count
-                exchange.note_first_byte()
-            if ending is Ending.WHOLE and offset >= exchange.spool.size:
-                door.write(out + (wire.end(kind) if kind is not Framing.NONE else b""))
-                return await _delivered(client, exchange)
-            if ending is Ending.CUT and offset >= exchange.spool.size:
+            if ending is Ending.LOST and not self._head_sent:
+                return False  # it may still be given what is due instead
+            if ending in (Ending.REFUSED, Ending.LOST):
+                self._client.cut(self._kind)
+                return False
+            out = self._next(ending)
+            if self._head_sent and ending is not None and self._offset >= exchange.answer.spool.size:
+                door.write(out + wire.end(self._kind) if ending is Ending.WHOLE else out)
+                delivered = await door.answered_whole()
+                if ending is Ending.CUT:
+                    self._client.cut(self._kind)
+                return delivered
+            if out:
                 door.write(out)
-                await door.acknowledged(_FLUSH)
-                break
-        if out:
-            door.write(out)
-            if exchange.effect is Effect.READ:
-                exchange.delivered = max(exchange.delivered, offset - door.unacknowledged())
-            continue
-        if not await _woken(wake, client.record_wait if exchange.whole and ending is None else None):
-            break
-    cut = exchange.ending is Ending.CUT and not door.gone
-    if not door.gone:
-        door.abort()
-    return cut
-
-
-def _soon(exchange: Exchange) -> bool:
-    """The answer is whole and small, only its record is pending: head, body and end go out in one piece."""
-    return exchange.whole and exchange.ending is None and exchange.spool.size <= _ONE_PIECE
-
-
-async def _woken(wake: asyncio.Event, limit: float | None) -> bool:
-    try:
-        async with asyncio.timeout(limit):
-            await wake.wait()
-    except TimeoutError:
+            elif not await self._woken():
+                self._client.cut(self._kind)
         return False
-    wake.clear()
-    return True
 
+    def _next(self, ending: Ending | None) -> bytes:
+        """What may go out now, as it goes."""
+        exchange, answer, out = self._exchange, self._exchange.answer, b""
+        # The answer is whole and small, only its record is pending: head, body and end go out in one piece.
+        soon = answer.whole and ending is None and answer.spool.size <= _ONE_PIECE
+        if not self._head_sent and answer.head is not None:
+            self._kind = self._client.framing(answer.head)
+            ends = self._kind is Framing.NONE or wire.content_length(answer.head.headers) == 0
+            if ending is not None or not (soon or ends):
+                out = self._client.head(answer.head, self._kind, self._extra)
+                self._head_sent = exchange.heard = True
+        count = min(answer.released - self._offset, self._client.buffer)
+        self._held = answer.whole and ending is None and (soon or count <= 0)
+        if self._head_sent and count > 0 and self._client.door.writable and (self._offset or not soon):
+            data = answer.spool.read(self._offset, count)
+            piece = wire.piece(data, self._kind)
+            if exchange.effect is Effect.READ:
+                self._mark(len(out) + (len(piece) - count - 2 if self._kind is Framing.CHUNKED else 0), count)
+            out += piece
+            self._offset += count
+            exchange.note_first_byte()
+        return out
 
-async def _delivered(client: Client, exchange: Exchange) -> bool:
-    delivered = await client.door.answered_whole()
-    if exchange.effect is Effect.READ:
-        exchange.delivered = exchange.spool.size
-    return delivered
+    async def _woken(self) -> bool:
+        """Wait until there may be more to do; False: the end is held back, and the record does not come."""
+        if self._held:
+            loop = asyncio.get_running_loop()
+            self._deadline = self._deadline or loop.time() + self._client.record_wait
+            try:
+                async with asyncio.timeout_at(self._deadline):
+                    await self.wake.wait()
+            except TimeoutError:
+                return False
+        else:
+            await self.wake.wait()
+        self.wake.clear()
+        return True
 
+    # ---- how much of a read its client has had
 
-def _has(headers: Headers, name: bytes) -> bool:
-    return any(key.lower() == name for key, _ in headers)
+    def _mark(self, ahead: int, length: int) -> None:
+        self._marks.append((self._client.door.written + ahead, self._offset, length))
+        if len(self._marks) >= _MARKS:
+            self.note_delivered()
+
+    def note_delivered(self) -> None:
+        """Tell the exchange how much of the body this client's kernel has acknowledged."""
+        if not self._marks:
+            return
+        acknowledged = self._client.door.written - self._client.door.unacknowledged()
+        while self._marks and self._marks[0][0] < acknowledged:
+            at, offset, length = self._marks[0]
+            had = min(length, acknowledged - at)
+            self._exchange.delivered = max(self._exchange.delivered, offset + had)
+            if had < length:
+                break
+            self._marks.popleft()

@@ -31,8 +31,6 @@ from runtime.journal import Journal
 from runtime.settings import Settings, load
 
 log = logging.getLogger("twiceshy.sidecar")
-_HEAD_LIMIT = 64 << 10
-_HEADERS_LIMIT = 1000
 
 
 class Pulse:
@@ -65,14 +63,7 @@ async def serve(settings: Settings, dsn: str, folder: Path, host: str, port: int
         assert handler is not None
         return await handler(request)
 
-    server = web.Server(
-        dispatch,
-        access_log=None,
-        auto_decompress=False,
-        max_line_size=_HEAD_LIMIT,
-        max_field_size=_HEAD_LIMIT,
-        max_headers=_HEADERS_LIMIT,
-    )
+    server = web.Server(dispatch)
     try:
         listener = await listen(server, host, port, doors, settings.lease)
     except OSError as error:
@@ -92,7 +83,7 @@ async def serve(settings: Settings, dsn: str, folder: Path, host: str, port: int
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    beating = asyncio.create_task(_beat(journal, attempts, upstream, pulse, identity, settings.lease))
+    beating = asyncio.create_task(_beat(journal, attempts, upstream, doors, pulse, identity, settings.lease))
     print(json.dumps({"id": identity, "port": port}), flush=True)
     await stopping.wait()
 
@@ -112,10 +103,13 @@ async def serve(settings: Settings, dsn: str, folder: Path, host: str, port: int
 
 
 async def _beat(
-    journal: Journal, attempts: Attempts, upstream: Upstream, pulse: Pulse, identity: str, lease: float
-) -> None:
+    journal: Journal, attempts: Attempts, upstream: Upstream, doors: set[Door], pulse: Pulse, identity: str,
+    lease: float,
+) -> None:  # fmt: skip
     while True:
         await asyncio.sleep(lease / 3)
+        for door in [door for door in doors if not door.answers()]:
+            door.abort()
         asked = time.monotonic()
         try:
             if await journal.heartbeat(identity, lease):

@@ -96,7 +96,7 @@ class Answering:
         self._response = response
         self._silence = silence
         self.status = response.status
-        self.reason = (response.reason or "").encode("latin-1", "replace")
+        self.reason = (response.reason or "").encode("utf-8", "surrogateescape")
         self.headers: Headers = tuple(response.raw_headers)
 
     async def pieces(self) -> AsyncIterator[bytes]:
