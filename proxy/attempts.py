@@ -21,12 +21,14 @@ from runtime.entries import AnswerRow, Bound, Fence, Fenced, Stopped, TapeRows
 from runtime.journal import Journal
 from runtime.runs import end_attempt, hash_token
 from runtime.settings import Settings
-from runtime.step import RunStatus, State
+from runtime.step import Effect, RunStatus, State
 
 log = logging.getLogger("twiceshy.attempts")
 _STOPS = {RunStatus.AMBIGUOUS: "ambiguous", RunStatus.DIVERGED: "diverged", RunStatus.OVER_BUDGET: "over-budget"}
 #: How much of a lease is left unused when it is trusted without asking: for clocks that run apart.
 _MARGIN = 0.1
+#: Seconds for which an attempt that is over is remembered.
+_REMEMBERED = 60.0
 
 
 class Run:
@@ -85,8 +87,12 @@ class Run:
         state = state if row is not None else exchange.step.state
         self.ended[exchange.id] = (row, state)
         step = self.tape.steps.get(exchange.step.key)
-        if step is not None and step.where is Where.HERE:
+        if step is not None and step.where is Where.HERE and _has(exchange, step):
             _apply(self.tape, step, row, state)
+
+    def exchange_of(self, step: Step) -> Exchange:
+        """The exchange that is under way here for *step*."""
+        return next(exchange for exchange in self.exchanges.values() if _has(exchange, step))
 
     def report(self) -> dict[str, object]:
         """What the attempt did so far, for the launcher, the tape and the summary."""
@@ -98,6 +104,11 @@ class Run:
             "calls_saved": tape.calls_saved, "tokens_saved": tape.tokens_saved,
             "open": sum(1 for exchange in self.exchanges.values() if exchange.ending is None), "steps": parts,
         }  # fmt: skip
+
+
+def _has(exchange: Exchange, step: Step) -> bool:
+    """*step* is under way in *exchange*, which this attempt began, or one before it."""
+    return exchange.step is step or step.exchange == exchange.id
 
 
 def _apply(tape: Tape, step: Step, row: AnswerRow | None, state: State | None) -> None:
@@ -157,9 +168,15 @@ class Attempts:
 
     async def trusted(self, run: Run) -> Run | Refusal:
         """*run*, if its lease is confirmed or can be now."""
-        if run.refusal is None and time.monotonic() > run.trusted_until:
-            await self._renew([run], extend=False)
+        if time.monotonic() > run.trusted_until:
+            await self.confirmed(run)
         return run.refusal or run
+
+    async def confirmed(self, run: Run) -> Refusal | None:
+        """What every request of *run* gets by now, as the database has it. Raises DatabaseAway."""
+        if run.refusal is None:
+            await self._renew([run], extend=False)
+        return run.refusal
 
     async def bind(self, fence: Fence) -> Run | Refusal:
         """First request of an attempt here: bind it to this sidecar and read its run's journal."""
@@ -177,7 +194,9 @@ class Attempts:
             return self._take(run, fence, bound, rows)
 
     def _take(self, old: Run | None, fence: Fence, bound: Bound, rows: TapeRows) -> Run:
-        exchanges = old.exchanges if old is not None else {}
+        # Reads of an earlier attempt record nothing and are joined by nobody.
+        earlier = old.exchanges if old is not None else {}
+        exchanges = {name: exchange for name, exchange in earlier.items() if exchange.effect is not Effect.READ}
         tape = build(rows, set(exchanges))
         for step in tape.steps.values():
             # The rows were read a moment ago: an exchange of ours that ended since is taken from memory.
@@ -185,6 +204,8 @@ class Attempts:
             if step.state is State.SENT and ended is not None:
                 step.where = Where.HERE
                 _apply(tape, step, *ended)
+        known = old.tape.steps if old is not None and old.tape.attempt == rows.attempt - 1 else {}
+        tape.unheard = frozenset(key for key in tape.steps if key not in known or not known[key].had)
         run = Run(fence, bound, rows, tape, self._settings.lease)
         run.exchanges = exchanges
         for exchange in exchanges.values():
@@ -240,7 +261,8 @@ class Attempts:
             if run.refusal is None and unheld and now - run.idle_since > self._settings.idle_timeout:
                 await self._end_idle(run)
             # Only what an attempt has had tells a repetition from a replay: it is never forgotten before its end.
-            if run.refusal is not None:
+            # Nor right after it: an attempt that failed tells the next one which answers it had.
+            if run.refusal is not None and now - run.idle_since > _REMEMBERED:
                 self._runs.pop(run.run_id, None)
                 self._locks.pop(run.run_id, None)
 

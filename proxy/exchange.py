@@ -198,7 +198,7 @@ def look_up(tape: Tape, step: Step, arrival: Arrival, now: float, mode: Mode) ->
     last = step.last
     if step.had < len(step.answers):
         trailing = step.had == len(step.answers) - 1 and not under_way
-        if trailing and last is not None and (_try_again(tape, last) or _settled_to_send(step, last)):
+        if trailing and last is not None and (_try_again(tape, step, last) or _settled_to_send(step, last)):
             return _again(step, arrival, place=step.had)
         return Replay(step, step.had)
     if step.state is State.ANSWERED and last is not None and last.facts.finality is not Finality.PROVISIONAL:
@@ -211,11 +211,14 @@ def _settled_to_send(step: Step, last: AnswerRow) -> bool:
     return step.state is State.NOT_SENT and last.facts.finality is Finality.DOUBTFUL
 
 
-def _try_again(tape: Tape, last: AnswerRow) -> bool:
-    """DESIGN §3.8: a provisional last answer is asked again in a new attempt if nothing was built on it."""
+def _try_again(tape: Tape, step: Step, last: AnswerRow) -> bool:
+    """DESIGN §3.8: a provisional last answer is asked again in a new attempt if nothing was built on it.
+
+    Or if its replay was of no use: the attempt before had it and failed without a new step.
+    """
     if last.facts.finality is not Finality.PROVISIONAL or last.attempt == tape.attempt:
         return False
-    return tape.last_failed_barren or tape.last_begun <= last.recorded
+    return (tape.last_failed_barren and step.key not in tape.unheard) or tape.last_begun <= last.recorded
 
 
 def _under_way(step: Step, arrival: Arrival, now: float, mode: Mode) -> Decision:

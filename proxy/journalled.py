@@ -30,11 +30,11 @@ from proxy.exchange import (
 )
 from proxy.message import Request
 from proxy.profiles import Rule, Rules
-from proxy.recorder import Exchange, Shell, ambiguous_message
+from proxy.recorder import Ending, Exchange, Shell, ambiguous_message
 from proxy.refusals import Refusal
 from proxy.relay import Client
 from proxy.tape import Part, Step, Where
-from runtime.entries import AnswerRow, Fenced, Outcome, Recorded, StepFacts, Stop, Stopped
+from runtime.entries import AnswerRow, Fenced, Recorded, StepFacts, Stop, Stopped
 from runtime.step import Effect, RunStatus, State
 
 #: A request whose body is larger is canonicalised off the event loop.
@@ -45,6 +45,8 @@ _BEAT = 0.05
 _RESET_WINDOW = 1.0
 #: Turns of the event loop that a task may need to notice that its client is gone.
 _TURNS = 20
+#: How often a request is decided again after what was due for it got lost: more would be no coincidence.
+_LOSSES = 4
 _IDENTITY_ENCODING = (b"Accept-Encoding", b"identity")
 
 
@@ -63,11 +65,29 @@ class Journalled:
     ) -> Refusal | None:
         """Serve *request* of *run*; the refusal to give, or None when the answer was given. Raises DatabaseAway."""
         arrival = await self._arrival(run, request, rule, explicit)
+        for _ in range(_LOSSES):
+            due = await self._due(run, arrival, client)
+            # Nothing may be awaited between this decision and its first consequence.
+            if due is None or isinstance(due, Refusal):
+                return due
+            run.requests += 1
+            if isinstance(due, Replay):
+                return await self._replay(run, due, rule, arrival, client)
+            if isinstance(due, Send | Join):
+                if not await self._exchange(run, due, request, rule, arrival, client):
+                    return None
+            elif (refusal := await self._stop(run, due, request)) is not None:
+                return refusal
+        return None
+
+    async def _due(
+        self, run: Run, arrival: Arrival, client: Client
+    ) -> Replay | Join | Send | Ambiguous | Diverged | NoAttempt | Refusal | None:
+        """What is due for a request, once it need not wait any more; None: its client has gone meanwhile."""
         while True:
             if run.outdated:
                 await self._attempts.refresh(run)
             await self._look(run, arrival)
-            # Nothing may be awaited between this decision and its first consequence.
             if run.refusal is not None:
                 return run.refusal
             decision = self._decide(run, arrival)
@@ -80,14 +100,7 @@ class Journalled:
                 if client.door.gone:
                     return None
             else:
-                break
-        run.requests += 1
-        if isinstance(decision, Ambiguous | Diverged | NoAttempt):
-            return await self._stop(run, decision, request)
-        if isinstance(decision, Replay):
-            return await self._replay(run, decision, rule, arrival, client)
-        await self._exchange(run, decision, request, rule, arrival, client)
-        return None
+                return decision
 
     async def _arrival(self, run: Run, request: Request, rule: Rule, explicit: str | None) -> Arrival:
         if len(request.body) > _OFF_LOOP:
@@ -139,7 +152,7 @@ class Journalled:
             extra = ((b"Twiceshy-Replayed", b"true"), _step_header(step))
             delivered = await relay.replay(client, row, await self._body(run, step, row), extra)
         finally:
-            self._delivered(run, step, due.n, client.door, delivered, rule)
+            self._delivered(run, step, due.n, client.door, delivered and not _undone(client.door, rule), rule)
         return None
 
     async def _body(self, run: Run, step: Step, row: AnswerRow) -> AsyncIterator[bytes] | bytes:
@@ -154,27 +167,27 @@ class Journalled:
 
     async def _exchange(
         self, run: Run, due: Send | Join, request: Request, rule: Rule, arrival: Arrival, client: Client
-    ) -> None:
+    ) -> bool:
+        """Give the client the answer of an exchange. True: it was lost before the client had anything of it."""
         if isinstance(due, Join):
-            step = due.step
-            exchange = next(
-                other for other in run.exchanges.values() if other.step is not None and other.step.key == step.key
-            )
-            part = Part.JOINED
+            step, exchange, part = due.step, run.exchange_of(due.step), Part.JOINED
         else:
             step, exchange = self._begin(run, due, request, rule, arrival)
             part = Part.LIVE
         self._claim(run, step, arrival, part, client)
-        exchange.clients += 1
-        delivered = False
+        exchange.attach()
+        delivered, written = False, client.door.written
         try:
             delivered = await relay.relay(client, exchange, (_step_header(step),))
         finally:
-            exchange.clients -= 1
-            exchange.client_left()
+            delivered = exchange.detach() or (delivered and not _undone(client.door, rule))
             if part is Part.JOINED and exchange.row is not None and exchange.attempt != run.tape.attempt:
                 self._saved(run, exchange.row, rule, True)
             self._delivered(run, step, exchange.place, client.door, delivered, rule)
+        lost = exchange.ending is Ending.LOST and client.door.written == written and not client.door.gone
+        if lost:
+            await exchange.over()
+        return lost
 
     def _begin(self, run: Run, due: Send, request: Request, rule: Rule, arrival: Arrival) -> tuple[Step, Exchange]:
         """Put the step and its exchange on the tape, and start it."""
@@ -254,7 +267,6 @@ class Journalled:
         run.serving.pop(door, None)
         run.tape.detach(step, n, delivered=delivered)
         run.idle_since = time.monotonic()
-        # SDKs stop reading at a terminal event and close: a reset after that undoes nothing.
         if not delivered or rule.dialect is not None:
             return
         at, until, tape = run.requests, time.monotonic() + _RESET_WINDOW, run.tape
@@ -265,7 +277,8 @@ class Journalled:
 
         door.on_reset = undo
 
-    async def _stop(self, run: Run, due: Ambiguous | Diverged | NoAttempt, request: Request) -> Refusal:
+    async def _stop(self, run: Run, due: Ambiguous | Diverged | NoAttempt, request: Request) -> Refusal | None:
+        """Stop the run, or refuse just this. None: the step has moved on, so it must be decided again."""
         if isinstance(due, NoAttempt):
             return Refusal(
                 "no-attempt",
@@ -290,22 +303,23 @@ class Journalled:
             message = ambiguous_message(run.run_id, step, "the sidecar that sent it died before an answer came")
             entry = Stop(run.fence, status, step.key, message, step.exchange if step.state is State.SENT else None)
         outcome = await self._shell.journal.write(entry)
-        refusal = (
-            Refusal(status.value, message, run.run_id, step.key)
-            if isinstance(outcome, Recorded)
-            else self._lost(run, outcome)
-        )
-        run.refuse(refusal)
-        return run.refusal or refusal
-
-    def _lost(self, run: Run, outcome: Outcome) -> Refusal:
-        """The stop could not be written: the run was taken over, or is stopped already, or its row moved on."""
-        return run.outcome_refusal(outcome if isinstance(outcome, Fenced | Stopped) else Fenced())
+        if isinstance(outcome, Recorded):
+            run.refuse(Refusal(status.value, message, run.run_id, step.key))
+        elif isinstance(outcome, Fenced | Stopped):
+            run.refuse(run.outcome_refusal(outcome))
+        else:
+            run.outdated = True
+        return run.refusal
 
     async def _differences(self, run: Run, step: Step, request: Request) -> str:
         rule = self._rules.match(request)
         found = difference(await self._first(run, step, request, rule), request, rule)
         return "".join(f"; {one.path}: {one.old!r} → {one.new!r}" for one in found[:5])
+
+
+def _undone(door: Door, rule: Rule) -> bool:
+    """The client reset the connection. SDKs stop reading at a terminal event and close: that undoes nothing."""
+    return door.reset and rule.dialect is None
 
 
 def _step_header(step: Step) -> tuple[bytes, bytes]:

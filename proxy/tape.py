@@ -76,6 +76,7 @@ class Tape:
 
     attempt: int
     last_failed_barren: bool = False
+    unheard: frozenset[str] = frozenset()  # steps that the attempt before is not known to have asked for
     steps: dict[str, Step] = field(default_factory=dict)
     prints: dict[bytes, list[Step]] = field(default_factory=dict)
     tokens: dict[bytes, str] = field(default_factory=dict)  # retry token (random key, invocation id) -> step key

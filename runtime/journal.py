@@ -137,7 +137,7 @@ class Journal:
             stop_message=run["stop_message"],
             sidecar=run["sidecar"],
             lease_left=_left(run),
-            last_failed_barren=run["barren"] > 0,
+            last_failed_barren=run["last_failed_barren"],
             now=run["now"],
             steps=list(steps.values()),
         )

@@ -60,7 +60,9 @@ UPDATE twiceshy.run u SET lease_expires_at = twiceshy.now() + make_interval(secs
 FROM held h WHERE u.id = h.id;
 
 -- load_run: a run as its sidecar needs it
-SELECT u.uuid, u.attempt, u.token_hash, u.status, u.stop_step, u.stop_message, u.sidecar, u.barren,
+SELECT u.uuid, u.attempt, u.token_hash, u.status, u.stop_step, u.stop_message, u.sidecar,
+       EXISTS (SELECT FROM twiceshy.attempt t WHERE t.run_id = u.id AND t.n = u.attempt - 1 AND t.outcome = 'failed'
+               AND t.counter_at >= u.newest) AS last_failed_barren,
        extract(epoch FROM u.lease_expires_at - twiceshy.now())::float8 AS lease_left,
        twiceshy.now() AS now, pg_postmaster_start_time() AS server_started
 FROM twiceshy.run u WHERE u.id = $1;
@@ -95,6 +97,9 @@ SELECT b.data FROM twiceshy.body b WHERE b.run_id = $1 AND b.id = $2 AND b.part 
 
 -- put_part: one piece more; a repetition brings the same bytes
 INSERT INTO twiceshy.body (run_id, id, part, data) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING;
+
+-- drop_body: no answer names these pieces
+DELETE FROM twiceshy.body b WHERE b.run_id = $1 AND b.id = $2;
 
 -- save_tape: what an attempt did, as its sidecar saw it
 UPDATE twiceshy.attempt t SET tape = $3 WHERE t.run_id = $1 AND t.n = $2;
