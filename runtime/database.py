@@ -15,7 +15,7 @@ import functools
 import re
 import secrets
 import ssl
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -104,7 +104,7 @@ def is_bug(error: BaseException) -> bool:
     return str(getattr(error, "sqlstate", "")).startswith("42")
 
 
-async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
+async def to_the_end(work: Awaitable[T]) -> T:
     """Await *work*, which goes on to its end even when the caller is cancelled; then the caller is."""
     task = asyncio.ensure_future(work)
     try:
@@ -129,12 +129,13 @@ def bounded(connection: Connection, seconds: float) -> Iterator[None]:
 async def transaction(connection: Connection) -> AsyncIterator[None]:
     """A transaction whose end cannot be cancelled, and whose locks do not outlive a caller that fell asleep."""
     block = connection.transaction()
-    await to_the_end(block.start())
+    begun = asyncio.ensure_future(block.start())
     try:
+        await to_the_end(begun)
         await connection.execute(sql("bounded"))
         yield
     except BaseException:
-        if not connection.is_closed():
+        if begun.done() and not begun.cancelled() and begun.exception() is None and not connection.is_closed():
             await to_the_end(block.rollback())
         raise
     await to_the_end(block.commit())

@@ -173,7 +173,7 @@ async def test_backends_that_are_terminated_cost_nothing(journal: Journal, other
         return int(kills)
 
     kills, *_ = await asyncio.gather(terminate(), *map(work, scenes))
-    assert kills > 0
+    assert kills
     for scene in scenes:
         row = await scene.call(runs.get_run)
         assert (row.counter, row.newest) == (30, 29)
