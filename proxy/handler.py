@@ -157,7 +157,7 @@ class Handler:
         assert addressed.named is not None
         if addressed.named.token is not None:
             return await self._attempts.of(addressed.named)
-        return await self._tokenless.of(addressed.named, door)
+        return await self._tokenless.of(addressed.named, door, internal=addressed.target.internal)
 
     async def _read(self, http: web.BaseRequest, client: Client) -> bytes | Refusal:
         limit = self._settings.request_body_max

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.lease import Busy, Clock, Closed, Free, Owner, believed_until, concerns, judge, silent_for
+from runtime.lease import Busy, Clock, Closed, Free, Owner, believed_until, concerns, gives_way, judge, silent_for
 from runtime.step import RunStatus
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -143,11 +143,27 @@ def test_what_may_be_claimed(
                 assert owner is not None
                 assert found.wait > 0
                 assert not (proved and concerns(owner, claimer))
+                assert not gives_way(owner, claimer)
             else:
                 assert found == Free(over=True)
-                assert owner is None or expires < 0 or (proved and concerns(owner, claimer))
+                assert (
+                    owner is None or expires < 0 or (proved and concerns(owner, claimer)) or gives_way(owner, claimer)
+                )
         case _:
             assert found == Closed()
+
+
+def test_who_asks_for_a_token_need_not_wait_for_one_without() -> None:
+    """A run named without a token: a later claim fences it. It holds against its own kind like any other."""
+    for kind in KINDS:
+        owner, fresh = Owner(kind, "here", "/state"), clock(0.0, 0.0, 0.0)
+        for claimer in KINDS:
+            found = judge(
+                RunStatus.RUNNING, owner, Owner(claimer, "there", "/other"), proved_dead=False, clock=fresh,
+                expires_at=moment(LEASE), lease=LEASE,
+            )  # fmt: skip
+            free = kind in ("group", "named") and claimer in ("launcher", "claim")
+            assert found == (Free(over=True) if free else Busy(LEASE))
 
 
 def test_what_a_lock_proves_holds_at_once() -> None:
