@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 import pytest
@@ -56,12 +57,14 @@ async def test_a_migration_that_fails_leaves_nothing(
         await migrate(empty_dsn)
 
 
-async def test_a_user_who_may_not_create_is_told(empty_dsn: str, dsn: str) -> None:
+async def test_a_user_who_may_not_create_is_told(empty_dsn: str) -> None:
     admin = await connect(empty_dsn, name="test")
     try:
         await admin.execute("DROP ROLE IF EXISTS twiceshy_guest")
         await admin.execute("CREATE ROLE twiceshy_guest LOGIN PASSWORD 'guest'")
-        guest = empty_dsn.replace(empty_dsn.split("//")[1].rpartition("@")[0], "twiceshy_guest:guest")
+        parts = urlsplit(empty_dsn)
+        host = parts.netloc.rpartition("@")[2]
+        guest = urlunsplit(parts._replace(netloc=f"twiceshy_guest:guest@{host}"))
         with pytest.raises(UsageError, match="cannot set up the schema"):
             await migrate(guest)
     finally:
