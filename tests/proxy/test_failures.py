@@ -1,6 +1,5 @@
-"""What becomes of a request whose upstream, or whose sidecar, fails (DESIGN §3.4, §3.7, §3.8)."""
+"""What becomes of a request whose upstream fails (DESIGN §3.7, §3.8), and of the run."""
 
-import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,6 +99,20 @@ def test_an_answer_that_was_begun_is_not_begun_again(shared: Stack, run: str) ->
     again = [second.ask("POST", shared.url("/v1/chat/completions"), {**CHAT, "stream": True}) for _ in range(2)]
     assert [(reply.body, reply.cut) for reply in again] == [(cut.body, True), (whole.body, False)]
     assert len(shared.received("llm")) == 2
+
+
+def test_connections_to_upstreams_are_shared_by_nobody_who_could_be_hurt(shared: Stack, run: str) -> None:
+    """A POST on a connection that the upstream just closed is bytes out and no answer."""
+    attempts = [shared.claim(f"{run}-{n}") for n in range(2)]
+    for attempt in attempts:
+        for path in ("/email/send", "/any/post", "/email/send"):
+            assert attempt.ask("POST", shared.url(path), MAIL).status in (200, 202)
+        for _ in range(3):
+            assert attempt.ask("GET", shared.url("/pantry")).status == 200
+    effects, reads = shared.received(method="POST"), shared.received(method="GET")
+    assert len({each.connection for each in effects}) == len(effects) == 6
+    assert len({each.connection for each in reads}) == 2
+    assert not {each.connection for each in effects} & {each.connection for each in reads}
 
 
 # ---- a run that is stopped
@@ -207,102 +220,3 @@ def test_a_name_that_nobody_knows_is_an_upstream_that_cannot_be_reached(shared: 
     assert (refused.status, refused.error) == (502, "upstream")
     assert "Nothing was sent." in refused.json()["message"]
     assert status_of(shared, run) == "running"
-
-
-# ---- the sidecar dies when the effect is made and not recorded
-
-
-def lose(stack: Stack, run: str, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> Attempt:
-    """The next attempt of a run whose request was executed, and whose sidecar and agent died before the answer."""
-    stack.sandbox.fault(match={"path": path.partition("?")[0]}, nth=1, hold="made")
-    first = stack.claim(run)
-    first.send(method, stack.url(path), body, headers)
-    stack.sandbox.wait_held("made")
-    stack.restart()
-    first.die()
-    return stack.claim(run)
-
-
-def json_of(value: Any, *, indent: int | None = None) -> bytes:
-    return json.dumps(value, indent=indent).encode()
-
-
-JSON = {"Content-Type": "application/json"}
-
-
-@pytest.mark.parametrize(
-    ("path", "first", "later", "kind"),
-    [
-        ("/orders", json_of(ORDER), json_of(ORDER, indent=2), JSON),
-        ("/crm/notes", json_of({"text": "ü"}), '{"text": "ü"}'.encode(), JSON),
-        ("/payments/v1/refunds", b"charge=ch_1&x=%41", b"charge=ch_1&x=A",
-         {"Content-Type": "application/x-www-form-urlencoded"}),
-    ],
-    ids=["orders", "notes", "payments"],
-)  # fmt: skip
-def test_a_keyed_effect_goes_again_as_it_went_first(
-    shared: Stack, run: str, path: str, first: bytes, later: bytes, kind: dict[str, str]
-) -> None:
-    second = lose(shared, run, "POST", path, first, {**kind, "Authorization": "Bearer old", "X-Try": "1"})
-    reply = second.ask("POST", shared.url(path), later, {**kind, "Authorization": "Bearer new", "X-Try": "2"})
-    assert (reply.status, reply.replayed) == (200, False)
-    one, two = shared.received(method="POST")
-    assert one.body == two.body == first
-    key = one.header("idempotency-key")
-    assert key
-    assert two.header("idempotency-key") == key
-    assert (two.header("authorization"), two.header("x-try")) == ("Bearer new", "1")
-    assert len(shared.effects()) == 1
-    shared.end(second, "died")
-    assert shared.claim(run).ask("POST", shared.url(path), later, kind).body == reply.body
-    assert len(shared.received(method="POST")) == 2
-
-
-@pytest.mark.parametrize("method", ["PUT", "DELETE"])
-def test_a_put_or_delete_goes_again_as_it_went_first(shared: Stack, run: str, method: str) -> None:
-    body = json_of(ORDER)
-    second = lose(shared, run, method, "/any/thing?v=1", body, JSON)
-    assert second.ask(method, shared.url("/any/thing?v=1"), body, JSON).status == 200
-    assert len({as_sent(each) for each in shared.received("any")}) == 1
-    assert len(shared.received("any")) == 2
-
-
-def test_a_model_is_asked_again_and_that_counts_as_drift(shared: Stack, run: str) -> None:
-    second = lose(shared, run, "POST", "/v1/chat/completions", json_of(CHAT), JSON)
-    assert second.ask("POST", shared.url("/v1/chat/completions"), CHAT).status == 200
-    assert second.ask("GET", "http://twiceshy.internal/attempt").json()["drift"] == 1
-    assert len(shared.received("llm")) == 2
-
-
-def test_a_read_is_made_again(shared: Stack, run: str) -> None:
-    second = lose(shared, run, "GET", "/any/read", None, {})
-    assert second.ask("GET", shared.url("/any/read")).json()["n"] == shared.received("any")[1].n
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "name"),
-    [("/email/send", MAIL, {}), ("/any/post", ORDER, {}), ("/email/send", MAIL, {"Twiceshy-Step": "mail"})],
-    ids=["email", "unknown", "named"],
-)
-@pytest.mark.parametrize("how", ["assume_done", "send_again"])
-def test_an_effect_without_a_key_stops_the_run_until_somebody_says(
-    shared: Stack, run: str, path: str, body: dict[str, object], name: dict[str, str],
-    how: Literal["assume_done", "send_again"],
-) -> None:  # fmt: skip
-    second = lose(shared, run, "POST", path, json_of(body), {**JSON, **name})
-    stopped = second.ask("POST", shared.url(path), body, name)
-    assert (stopped.status, stopped.error) == (424, "ambiguous")
-    assert shared.end(second, "failed") == "ambiguous"
-    assert len(shared.received(method="POST")) == 1
-
-    assert shared.resolve(run, stopped.step, how) == "queued"
-    third = shared.claim(run)
-    reply = third.ask("POST", shared.url(path), body, name)
-    if how == "assume_done":
-        assert (reply.status, reply.body, reply.replayed) == (200, b"", True)
-        assert len(shared.effects()) == 1
-    else:
-        assert (reply.status // 100, reply.replayed) == (2, False)
-        assert len(shared.effects()) == 2
-        assert len({as_sent(each) for each in shared.received(method="POST")}) == 1
-    assert shared.end(third, "done", 0) == "done"
