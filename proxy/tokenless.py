@@ -150,6 +150,9 @@ class Tokenless:
         mine = [attempt for attempt in earlier if process is not None and self._was(attempt, process)]
         if holder is not None and holder in mine:
             return self._mine(named, holder)
+        gone = holder is not None and self._gone(row, holder, process)
+        if isinstance(gone, Refusal):
+            return gone
         if mine and named.step is None:
             return Refusal(
                 "no-attempt",
@@ -157,8 +160,7 @@ class Tokenless:
                 f"begins anew, nobody can say. Nothing was sent. {ways_out(row.id)}",
                 row.id,
             )
-        gone = holder is not None and self._gone(row, holder, process)
-        return gone if isinstance(gone, Refusal) else _Found(gone, stale=bool(mine))
+        return _Found(gone, stale=bool(mine))
 
     def _mine(self, named: Named, holder: AttemptRow) -> _Found | Refusal:
         """*holder*, which is unknown here, was made by the very group that speaks."""
