@@ -95,7 +95,13 @@ class Writer:
     async def start(self) -> None:
         """Connect, and see that the schema is there. Raises DatabaseAway, UsageError."""
         try:
-            await self._fetch(await self._connect(), [])
+            connection = await self._connect()
+            await self._fetch(connection, [])
+            for row in await connection.fetch(sql("durability")):
+                log.warning(
+                    "%s runs with %s = %s: with the machine, answers that agents acted on may be lost",
+                    database.where(self._dsn), row["name"], row["setting"],
+                )  # fmt: skip
         except (asyncpg.InvalidSchemaNameError, asyncpg.UndefinedObjectError, asyncpg.UndefinedFunctionError) as error:
             await self._disconnect()
             raise UsageError(
