@@ -250,7 +250,7 @@ def test_large_requests_do_not_stay_in_memory(shared: Stack, run: str) -> None:
     body = bytes(8 * MB)
     attempt.ask("POST", shared.url("/any/warm"), body)
     memory = Memory(shared, run)
-    for n in range(4):
+    for n in range(10):
         assert attempt.ask("POST", shared.url(f"/any/{n}"), body).status == 200
     memory.look()
-    assert memory.most < 16 * MB
+    assert memory.most < 40 * MB  # the last one may still be about
