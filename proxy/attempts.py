@@ -103,8 +103,20 @@ class Run:
         return {
             "run": self.run_id, "attempt": tape.attempt, **counts, "drift": tape.drift,
             "calls_saved": tape.calls_saved, "tokens_saved": tape.tokens_saved,
-            "open": self.open, "steps": parts,
+            "open": self.open, "unheard": self.unheard, "steps": parts,
         }  # fmt: skip
+
+    @property
+    def unheard(self) -> list[str]:
+        """Steps of this attempt whose last answer is not final, and came when nobody was there to hear it."""
+        return [
+            step.key
+            for step in self.tape.steps.values()
+            if step.claimed
+            and step.had < len(step.answers)
+            and step.clients == 0
+            and step.answers[-1].facts.finality is not Finality.FINAL
+        ]
 
     @property
     def open(self) -> int:
