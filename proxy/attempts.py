@@ -21,7 +21,7 @@ from runtime.entries import AnswerRow, Bound, Fence, Fenced, Stopped, TapeRows
 from runtime.journal import Journal
 from runtime.runs import end_attempt, hash_token, last_attempt
 from runtime.settings import Settings
-from runtime.step import Effect, RunStatus, State
+from runtime.step import Effect, Finality, RunStatus, State
 
 log = logging.getLogger("twiceshy.attempts")
 _STOPS = {RunStatus.AMBIGUOUS: "ambiguous", RunStatus.DIVERGED: "diverged", RunStatus.OVER_BUDGET: "over-budget"}
