@@ -110,7 +110,7 @@ class Exchange:
         self._journalled = owner is not None
         self._watchers: set[asyncio.Event] = set()
         self._first_byte = -1  # counter of the run's steps when a read's first byte was delivered
-        self._conversing = False  # with the upstream, so that nothing is recorded yet
+        self._conversing = True  # with the upstream, or about to, so that nothing is recorded yet
         self._keeps_cut = False  # broken off by its client, and kept so
         self._sent = False
         self._named = False  # a record that was committed, or may be, names the answer's body
@@ -147,7 +147,7 @@ class Exchange:
         self.clients -= 1
         self._close_unread()
         alone = self.clients == 0 and self.effect in (Effect.READ, Effect.PASSTHROUGH)
-        if not alone or not self._conversing or self._task is None:
+        if not alone or not self._conversing or self.ending is not None or self._task is None:
             return False
         self._keeps_cut = self._acted_on()
         self._conversing = False
@@ -253,7 +253,6 @@ class Exchange:
     async def _converse(self) -> tuple[Failure, str] | None:
         """Send, and take the answer in; again where that is allowed. None: it is here whole. Raises Denied."""
         limit = self._shell.settings.exchange_timeout
-        self._conversing = True
         try:
             async with asyncio.timeout(limit):
                 return await self._send_until_answered()

@@ -183,6 +183,28 @@ def test_a_client_that_never_reads_holds_up_nobody(shared: Stack, run: str) -> N
     assert len(shared.received("any")) == 1
 
 
+def test_a_client_that_is_slow_has_all_that_came_before_the_cut(shared: Stack, run: str, origin: Origin) -> None:
+    body = bytes(range(256)) * 16 * 1024  # more than buffers take
+    first = shared.claim(run)
+    client = asking(first, "POST", origin.url("/orders"))
+    upstream = origin.accept()
+    upstream.head()
+    upstream.exactly(1)
+    upstream.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (len(body) + 1) + body)
+    client.head()
+    upstream.close()
+    shared.sandbox.wait_for(lambda: recorded(shared, run))
+    assert recorded(shared, run) == [(len(body), False)]
+    assert client.rest_of_cut() == body
+    assert first.ask("POST", shared.url("/crm/notes"), {"text": "acted on it"}).status // 100 == 2
+    shared.end(first, "died")
+
+    again = asking(shared.claim(run), "POST", origin.url("/orders"))
+    assert b"Twiceshy-Replayed: true\r\n" in again.head()
+    assert again.rest_of_cut() == body
+    assert origin.nobody()
+
+
 # ---- on the way
 
 
