@@ -321,6 +321,18 @@ def test_an_upstream_connection_is_of_one_run(shared: Stack, run: str, origin: O
         assert client.exactly(2) == b"hi"
 
 
+def test_what_must_not_happen_twice_goes_out_on_a_connection_of_its_own(
+    shared: Stack, run: str, origin: Origin
+) -> None:
+    attempt = shared.claim(run)
+    for n in range(3):
+        client = asked(attempt, "POST", origin.url(f"/any/{n}"), body=b"x")
+        upstream = origin.accept()
+        assert (b"Connection", b"close") in headers(upstream.head())
+        upstream.send(OK)
+        assert b"Connection" not in client.head()
+
+
 # ---- what is refused
 
 

@@ -1,10 +1,12 @@
 """Large bodies: answers are recorded whole whatever their clients do, in a memory that does not grow with them."""
 
 import asyncio
+import contextlib
 import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import asyncpg
 import pytest
@@ -92,6 +94,15 @@ def recorded(stack: Stack, run: str) -> list[tuple[int, bool]]:
     return [(row["size"], row["whole"]) for row in rows]
 
 
+def files(stack: Stack) -> list[str]:
+    """The files without a name that the sidecar has open."""
+    found = []
+    for link in Path(f"/proc/{stack.sidecar.process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.append(str(link.readlink()))
+    return [each for each in found if each.endswith("(deleted)")]
+
+
 def parts(stack: Stack, run: str) -> int:
     (row,) = stack.fetch("SELECT count(*) AS n FROM twiceshy.body WHERE run_id = $1", run)
     return int(row["n"])
@@ -149,6 +160,7 @@ def test_200_mb_to_a_get_end_with_their_client(shared: Stack, run: str) -> None:
     # Nothing is kept of it.
     assert recorded(shared, run) == []
     shared.sandbox.wait_for(lambda: parts(shared, run) == 0)
+    shared.sandbox.wait_for(lambda: not files(shared))
 
 
 # ---- slow clients
@@ -176,7 +188,9 @@ def test_a_client_that_never_reads_holds_up_nobody(shared: Stack, run: str) -> N
     assert recorded(shared, run) == [(size, True)]
     assert attempt.ask("GET", shared.url("/pantry")).status == 200
     # It had nothing of it: whoever asks for it next in its place is given it.
+    assert len(files(shared)) == 1
     deaf.reset()
+    shared.sandbox.wait_for(lambda: not files(shared))
     other = asking(attempt, "POST", url)
     head = other.head()
     assert digest(other, size) == expected(head, size)

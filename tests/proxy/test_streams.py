@@ -319,3 +319,28 @@ def test_a_read_that_its_agent_broke_off_unused_is_made_again(shared: Stack, run
     assert again.exactly(3) == b"new"
     assert upstream.gone()
     assert not shared.fetch("SELECT FROM twiceshy.answer WHERE run_id = $1 AND NOT whole", run)
+
+
+def test_a_read_whose_client_is_gone_at_once_does_not_go_on(shared: Stack, run: str, origin: Origin) -> None:
+    attempt = shared.claim(run)
+    attempt.ask("GET", shared.url("/pantry"))
+    for _ in range(20):
+        asked(attempt, "GET", origin.url("/events")).close()
+    # None of them is left at the upstream, though it never answers.
+    while not origin.nobody():
+        pass
+    assert all(wire.gone_after_head() for wire in origin.taken)
+
+
+# ---- delivered
+
+
+def test_whoever_has_read_an_answer_and_closes_at_once_has_had_it(shared: Stack, run: str) -> None:
+    attempt = shared.claim(run)
+    bodies = set()
+    for _ in range(100):
+        client = asked(attempt, "GET", shared.url("/any/poll"))
+        length = next(value for name, value in headers(client.head()) if name == b"Content-Length")
+        bodies.add(client.exactly(int(length)))
+        client.close()
+    assert len(bodies) == len(shared.received("any")) == 100
