@@ -10,6 +10,7 @@ import json
 import logging
 import time
 from uuid import UUID
+from weakref import WeakValueDictionary
 
 from proxy.doors import Door
 from proxy.identity import Named
@@ -173,7 +174,7 @@ class Attempts:
         self._settings = settings
         self._sidecar = sidecar
         self._runs: dict[str, Run] = {}
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # anybody may name any run
 
     async def of(self, named: Named) -> Run | Refusal:
         """The current attempt of a run named with its token. Raises DatabaseAway."""
@@ -284,7 +285,6 @@ class Attempts:
             # Nor right after it: an attempt that failed tells the next one which answers it had.
             if run.refusal is not None and now - run.idle_since > _REMEMBERED:
                 self._runs.pop(run.run_id, None)
-                self._locks.pop(run.run_id, None)
 
     async def finish(self, run: Run) -> None:
         """Its result is here. Where no launcher waits for an exit code, the attempt ends. Raises DatabaseAway."""

@@ -353,6 +353,18 @@ def test_after_a_repetition_every_further_effect_is_refused_once_one_was_answere
     assert isinstance(scene.decide(TOKENLESS_READ), Send)
 
 
+def test_nor_while_the_first_one_is_on_its_way() -> None:
+    """The task gave up on it, and begins anew; whether it was made will be known later."""
+    scene = Scene()
+    scene.call(TOKENLESS_LLM)
+    client = scene.ask(TOKENLESS_REFUND)
+    until(client, Stage.OUT)
+    client.hang_up()
+    scene.call(TOKENLESS_LLM)
+    assert isinstance(scene.decide(TOKENLESS_MAIL), NoAttempt)
+    assert isinstance(scene.decide(TOKENLESS_REFUND), Join)
+
+
 def test_samples_taken_in_parallel_are_no_repetition() -> None:
     scene = Scene()
     clients = [scene.ask(TOKENLESS_LLM) for _ in range(3)]
