@@ -161,7 +161,8 @@ class _Feed:
             self._kind = self._client.framing(answer.head)
             if ending is not None or not (soon or self._kind is Framing.NONE or self._is_empty(answer.head)):
                 out = self._client.head(answer.head, self._kind, self._extra)
-                self._head_sent = exchange.heard = True
+                self._head_sent = True
+                exchange.note_head()
         count = min(answer.released - self._offset, self._client.buffer)
         self._held = answer.whole and ending is None and (soon or count <= 0)
         if self._head_sent and count > 0 and self._client.door.writable and (self._offset or not soon):
