@@ -1,12 +1,11 @@
 """The kill tests find what they are there for: an intent that is written after the request was sent."""
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from bench.crashes import Cell, Crashes, Mode, Moment, faults
+from bench.crashes import SIDECAR, Cell, Crashes, Mode, Moment, faults
 from sandbox.client import PROJECT
 from sandbox.stage import Stage
 
@@ -17,10 +16,13 @@ RECORDER = "proxy/recorder.py"
 #: The intent moves from before the conversation with the upstream to after it.
 BUG = {
     "not await self._intend()": "False",
-    "            failed = await self._converse()\n": (
-        "            failed = await self._converse()\n"
-        "            if self._journalled and self.effect is not Effect.READ:\n"
-        "                await self._intend()\n"
+    "    async def _record_whole(self)": (
+        "    async def _record_whole(self):\n"
+        "        if self._journalled and self.effect is not Effect.READ:\n"
+        "            await self._intend()\n"
+        "        return await self._record_late()\n"
+        "\n"
+        "    async def _record_late(self)"
     ),
 }
 
@@ -43,22 +45,17 @@ def plant(root: Path) -> None:
     path.write_text(text)
 
 
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as stage:
-        yield stage
-
-
 @pytest.mark.parametrize("planted", [False, True], ids=["as it is", "intent after send"])
-def test_an_intent_after_the_send_is_found(stage: Stage, dsn: str, planted: bool) -> None:
-    root = copy(stage.folder / "copy")
-    if planted:
-        plant(root)
-    crashes = Crashes(stage, CELL.mode, root=root, DATABASE_URL=dsn)
-    crashes.ready()
-    served = [Path(f"/proc/{pid}/cwd").readlink() for pid in stage.running(str(crashes.home), "-m", "proxy.sidecar")]
-    assert served == [root], "the sidecar is not the copy"
-    seen = crashes.play(CELL.moment, CELL.step)
+def test_an_intent_after_the_send_is_found(dsn: str, planted: bool) -> None:
+    with Stage() as stage:
+        root = copy(stage.folder / "copy")
+        if planted:
+            plant(root)
+        crashes = Crashes(stage, CELL.mode, root=root, DATABASE_URL=dsn)
+        crashes.ready()
+        sidecars = stage.running(str(crashes.home), *SIDECAR)
+        assert [Path(f"/proc/{pid}/cwd").readlink() for pid in sidecars] == [root], "the sidecar is not the copy"
+        seen = crashes.play(CELL.moment, CELL.step)
     if planted:
         assert seen.counts["email"] == 2, seen
         assert faults(CELL, seen)
