@@ -189,6 +189,20 @@ def test_a_body_that_breaks_off_is_never_sent(shared: Stack, run: str, origin: O
     assert origin.nobody()
 
 
+@pytest.mark.parametrize("then", ["reads on", "closes"])
+def test_an_answer_that_comes_before_the_body_was_taken_is_the_answer(
+    shared: Stack, run: str, origin: Origin, then: str
+) -> None:
+    client = asked(shared.claim(run), "POST", origin.url("/orders"), body=bytes(10 << 20))
+    upstream = origin.accept()
+    upstream.head()
+    upstream.send(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno")
+    if then == "closes":
+        upstream.close()
+    assert client.head().startswith(b"HTTP/1.1 413 Too Large\r\n")
+    assert client.exactly(2) == b"no"
+
+
 LIMIT = 64 << 20
 
 

@@ -50,9 +50,9 @@ class Memory:
         self.most = max(self.most, self._stack.sidecar.memory() - self._before)
 
 
-def asking(attempt: Attempt, method: str, url: str) -> Wire:
+def asking(attempt: Attempt, method: str, url: str, receive_buffer: int = 1 << 16) -> Wire:
     """A client with a small buffer of its own."""
-    client = Wire.to(attempt, receive_buffer=1 << 16)
+    client = Wire.to(attempt, receive_buffer=receive_buffer)
     client.send(request(attempt, method, url, body=b"x" if method == "POST" else None))
     return client
 
@@ -177,6 +177,21 @@ def test_a_client_may_stop_reading_for_longer_than_a_lease(hasty: Stack, run: st
     time.sleep(3.5)  # what is shown is that nothing happens
     assert attempt.steps()[0][1] == "live"
     assert digest(client, size) == expected(head, size)
+
+
+def test_whoever_has_read_an_answer_and_closes_at_once_has_had_it(shared: Stack, run: str) -> None:
+    attempt = shared.claim(run)
+    bodies = set()
+    for _ in range(3):
+        client = asking(attempt, "GET", shared.url("/any/poll?size=60000"), receive_buffer=1 << 13)
+        head = client.head()
+        # The sidecar looks ever more rarely for what is acknowledged, and so will first see that the client is gone.
+        time.sleep(0.3)
+        bodies.add(digest(client, 60_000))
+        client.close()
+        assert expected(head, 60_000) in bodies
+        assert attempt.ask("GET", shared.url("/pantry")).status == 200
+    assert len(bodies) == len(shared.received("any")) == 3
 
 
 def test_a_client_that_never_reads_holds_up_nobody(shared: Stack, run: str) -> None:

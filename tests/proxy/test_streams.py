@@ -330,17 +330,3 @@ def test_a_read_whose_client_is_gone_at_once_does_not_go_on(shared: Stack, run: 
     while not origin.nobody():
         pass
     assert all(wire.gone_after_head() for wire in origin.taken)
-
-
-# ---- delivered
-
-
-def test_whoever_has_read_an_answer_and_closes_at_once_has_had_it(shared: Stack, run: str) -> None:
-    attempt = shared.claim(run)
-    bodies = set()
-    for _ in range(100):
-        client = asked(attempt, "GET", shared.url("/any/poll"))
-        length = next(value for name, value in headers(client.head()) if name == b"Content-Length")
-        bodies.add(client.exactly(int(length)))
-        client.close()
-    assert len(bodies) == len(shared.received("any")) == 100
