@@ -106,6 +106,16 @@ def test_a_read_whose_client_went_away_is_made_again_as_the_same_step() -> None:
 
 
 @EACH
+def test_a_step_that_has_a_client_again_is_sought_by_nobody(asked: Arrival) -> None:
+    scene = Scene()
+    scene.ask(asked).hang_up()
+    again = scene.ask(asked)
+    assert scene.decide(beaten(asked)) == Send(None, 2, 0)
+    scene.finish(again)
+    assert scene.decide(asked) == Send(None, 2, 0)
+
+
+@EACH
 def test_a_reset_right_after_the_answer_undoes_its_delivery(asked: Arrival) -> None:
     """Delivered whole = acknowledged … and not reset before another request of the attempt began."""
     scene = Scene()
