@@ -11,7 +11,7 @@ from proxy import identity, internal, relay
 from proxy.attempts import Attempts, Run
 from proxy.doors import NO_TUNNELS, Door, Written, door_of
 from proxy.identity import Addressed, Target
-from proxy.journalled import Journalled
+from proxy.journalled import Journalled, read_apart
 from proxy.message import Request
 from proxy.profiles import Rule, Rules
 from proxy.recorder import Exchange, Shell
@@ -111,7 +111,7 @@ class Handler:
             head, answer = await internal.answer(run, request, self._attempts, self._shell.journal)
             await relay.give(client, head, answer)
             return None
-        rule = self._rules.match(request)
+        rule = await read_apart(request, lambda: self._rules.match(request))
         if rule.effect is Effect.PASSTHROUGH or self._settings.mode == "naive":
             await self._forward(request, client, rule, run.run_id)
             return None

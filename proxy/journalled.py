@@ -6,9 +6,10 @@ in the exchange's (``proxy.recorder``).
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from proxy import canonical, keys, outgoing, relay
 from proxy.attempts import Attempts, Run
@@ -37,7 +38,8 @@ from proxy.tape import Part, Step, Where
 from runtime.entries import AnswerRow, Fenced, Recorded, StepFacts, Stop, Stopped
 from runtime.step import Effect, RunStatus, State
 
-#: A request whose body is larger is canonicalised off the event loop.
+T = TypeVar("T")
+#: A body larger than this, or one that grows when it is undone, is read off the event loop.
 _OFF_LOOP = 256 << 10
 #: DESIGN §3.3: how long a FIN may be on its way.
 _BEAT = 0.05
@@ -103,11 +105,7 @@ class Journalled:
                 return decision
 
     async def _arrival(self, run: Run, request: Request, rule: Rule, explicit: str | None) -> Arrival:
-        if len(request.body) > _OFF_LOOP:
-            loop = asyncio.get_running_loop()
-            fingerprint = await loop.run_in_executor(None, partial(canonical.fingerprint, request, rule))
-        else:
-            fingerprint = canonical.fingerprint(request, rule)
+        fingerprint = await read_apart(request, lambda: canonical.fingerprint(request, rule))
         signal = keys.retry_signal(request, rule)
         return Arrival(
             effect=rule.effect,
@@ -313,6 +311,13 @@ class Journalled:
         rule = self._rules.match(request)
         found = difference(await self._first(run, step, request, rule), request, rule)
         return "".join(f"; {one.path}: {one.old!r} → {one.new!r}" for one in found[:5])
+
+
+async def read_apart(request: Request, work: Callable[[], T]) -> T:
+    """Do *work*, which reads *request*'s body: off the event loop when that may take long."""
+    if len(request.body) <= _OFF_LOOP and request.header("content-encoding") is None:
+        return work()
+    return await asyncio.get_running_loop().run_in_executor(None, work)
 
 
 def _undone(door: Door, rule: Rule) -> bool:
