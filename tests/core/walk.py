@@ -103,6 +103,7 @@ class Walk:
     final: dict[str, set[bytes]] = field(default_factory=dict)  # by place in the program: final answers given
     given: list[tuple[int, str, bytes]] = field(default_factory=list)  # attempt, name, final answer
     _told: dict[tuple[str, int], tuple[AnswerRow, int]] = field(default_factory=dict)
+    _heard: dict[str, int] = field(default_factory=dict)  # by step: the furthest answer that this attempt had
     _barren: int = 0
     _phase: int = 0
     _branches: list[Branch] = field(default_factory=list)
@@ -189,6 +190,7 @@ class Walk:
 
     def _start(self) -> None:
         self.sidecar.take(self.journal.claim(self.sidecar.id))
+        self._heard.clear()
         self._phase = -1
         self._next_phase()
 
@@ -222,6 +224,9 @@ class Walk:
     def _had(self, branch: Branch, client: Client, row: AnswerRow) -> None:
         """An answer was delivered whole."""
         self._told_again(client, row)
+        known = self._heard.get(client.step.key, -1)
+        assert row.n <= known + 1, f"{client.step.key}: answer {row.n} was given after {known}"
+        self._heard[client.step.key] = max(known, row.n)
         if row.facts.finality is not Finality.FINAL:
             self._tried(branch)
             return
