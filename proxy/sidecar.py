@@ -137,7 +137,7 @@ async def _drain(attempts: Attempts, limit: float) -> None:
 
 
 def main() -> int:
-    """Entry point. Exit code 2 for what the person who started it can mend, 1 for the rest."""
+    """Entry point. Exit code 2 for what the person who started it can mend, 75 for a database that is away."""
     parser = argparse.ArgumentParser(prog="python -m proxy.sidecar")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--host", default="127.0.0.1")
@@ -149,12 +149,9 @@ def main() -> int:
         if not dsn:
             raise UsageError("DATABASE_URL is not set: `twiceshy up` starts a sidecar with a Postgres of its own")
         asyncio.run(serve(load(), dsn, arguments.folder, arguments.host, arguments.port))
-    except UsageError as error:
-        print(f"twiceshy sidecar: {error}", file=sys.stderr)
-        return 2
     except TwiceshyError as error:
         print(f"twiceshy sidecar: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, UsageError) else os.EX_TEMPFAIL if isinstance(error, DatabaseAway) else 1
     return 0
 
 

@@ -236,7 +236,12 @@ class Keeper:
             replacement.users = sidecar.users
             self._sidecars[sidecar.wanted.hash] = replacement
         else:
-            self._sidecars.pop(sidecar.wanted.hash, None)
+            self._forget(sidecar)
+
+    def _forget(self, sidecar: KeptSidecar) -> None:
+        """Whoever comes next gets another one. One that failed may have been followed already."""
+        if self._sidecars.get(sidecar.wanted.hash) is sidecar:
+            del self._sidecars[sidecar.wanted.hash]
 
     def _changed(self, sidecar: KeptSidecar, only: asyncio.StreamWriter | None = None) -> None:
         """Tell the users of *sidecar*, or one of them, how it is."""
@@ -252,7 +257,7 @@ class Keeper:
         }
         if sidecar.failed:
             message = {"error": sidecar.trouble, "kind": "usage"}
-            self._sidecars.pop(sidecar.wanted.hash, None)
+            self._forget(sidecar)
         for writer in [only] if only is not None else list(sidecar.users):
             _tell(writer, message)
             if sidecar.failed:

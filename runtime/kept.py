@@ -7,7 +7,8 @@ Rules:
   runs makes another sidecar for those who come with it, and never changes this one at a restart.
 * It is killed with its keeper, at once: its successor must not find it half alive. The kernel frees the
   keeper's lock only when the sidecar, which inherits it, is dead too.
-* A sidecar that never came up is an error for those who wait for it. One that did is restarted for ever: the
+* A sidecar that never came up is an error for those who wait for it, at once where only a person can mend it,
+  else (it was killed, its database is away) when it does not pass. One that came up is restarted for ever: the
   first time at once, then with a pause that grows while it dies young.
 """
 
@@ -34,6 +35,8 @@ READY_WITHIN = 60.0
 #: A sidecar that lived this long did not die young.
 YOUNG = 10.0
 PAUSE_MAX = 5.0
+#: For how long one that never came up is tried again, when what it died of may pass.
+PASSES_WITHIN = 20.0
 #: Beyond the settings' ``drain``, for the rest of an orderly end.
 DRAIN_MARGIN = 10.0
 
@@ -142,6 +145,7 @@ class KeptSidecar:
     async def _keep(self) -> None:
         died_young = 0
         came_up = False
+        first = time.monotonic()
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             settings = self.folder / "settings.json"
@@ -155,9 +159,10 @@ class KeptSidecar:
                     if self._ending.is_set():
                         return
                     say(trouble)
-                    if not came_up:
+                    if not came_up and (not self._may_pass() or time.monotonic() - first > PASSES_WITHIN):
                         break
-                    self._changed(self)
+                    if came_up:
+                        self._changed(self)
                     died_young = 0 if time.monotonic() - began > YOUNG else died_young + 1
                     pause = 0.0 if died_young <= 1 else min(PAUSE_MAX, 0.05 * 2**died_young)
                     with contextlib.suppress(TimeoutError):
@@ -167,6 +172,11 @@ class KeptSidecar:
             say(self.trouble)
         self.failed = not self._ending.is_set()
         self._changed(self)
+
+    def _may_pass(self) -> bool:
+        """It was killed, or cannot reach its database: nothing that a person must mend."""
+        code = None if self._process is None else self._process.returncode
+        return code is not None and (code < 0 or code == os.EX_TEMPFAIL)
 
     async def _once(self, port: int) -> str:
         """One life of the process. Returns how it ended, in words."""

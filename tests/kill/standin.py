@@ -3,6 +3,7 @@
     standin.py [WORD…] --folder F --port P [--host H]
 
 WORD: ``fail`` (ends at once with words), ``mute`` (never says its line), ``once`` (fails when started again),
+``late`` (fails when started first), ``away`` and ``killed`` (the same, for want of a database, and by a signal),
 ``deaf`` (ignores SIGTERM).
 """
 
@@ -30,6 +31,11 @@ def main() -> None:
         if mark.exists():
             sys.exit(4)
         mark.touch()
+    for word, end in (("late", lambda: sys.exit(5)), ("away", lambda: sys.exit(os.EX_TEMPFAIL)), ("killed", die)):
+        mark = folder / word
+        if word in words and not mark.exists():
+            mark.touch()
+            end()
     signal.signal(signal.SIGTERM, signal.SIG_IGN if "deaf" in words else lambda *_: sys.exit(0))
     listener = socket.create_server((options.get("--host", "127.0.0.1"), int(options["--port"])))
     print("starting")  # not the line: goes to the log
@@ -48,6 +54,10 @@ def main() -> None:
         connection, _ = listener.accept()
         with connection:
             connection.sendall(json.dumps(known).encode())
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _is_open(fd: str) -> bool:

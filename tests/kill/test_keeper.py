@@ -15,7 +15,7 @@ import asyncpg
 import pytest
 
 from runtime import folder as state
-from runtime import kept
+from runtime import keeper, kept
 from runtime.errors import DatabaseAway, UsageError
 from runtime.keeping import Keeping
 from runtime.settings import Settings
@@ -280,6 +280,38 @@ async def test_a_sidecar_that_does_not_come_up_is_said_with_its_words(outside: s
     async with kept_open():  # the same keeper may still be there, and serves
         pass
     await everything_ended(home)
+
+
+@pytest.mark.parametrize("word", ["away", "killed"])
+async def test_what_may_pass_while_a_sidecar_starts_is_waited_out(outside: str, home: Path, word: str) -> None:
+    async with kept_open(word) as keeping:
+        assert (await asked(keeping))["pid"] == keeping.sidecar_pid
+    assert "did not start (exit " in (home / "keeper.log").read_text()
+
+
+async def test_what_does_not_pass_is_said(outside: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "PASSES_WITHIN", 0.2)
+    lock = state.Lock(home / "keeper.lock")
+    assert lock.take()
+    assert lock.fd
+    over = asyncio.Event()
+    wanted = kept.Wanted({}, [sys.executable, "-c", f"raise SystemExit({os.EX_TEMPFAIL})"], {})
+    sidecar = kept.KeptSidecar(home, wanted, outside, lock.fd, kept.Children(), lambda _: over.set())
+    await asyncio.wait_for(over.wait(), SOON)
+    assert sidecar.failed
+    assert "exit 75" in (sidecar.trouble or "")
+    lock.release()
+    asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
+
+
+async def test_a_sidecar_that_failed_does_not_take_its_successor_along(outside: str, home: Path) -> None:
+    async with kept_open():  # the keeper stays
+        with pytest.raises(UsageError, match="exit 5"):
+            await Keeping.open(Settings(), [*STANDIN, "late"])
+        async with kept_open("late") as second:
+            await asyncio.sleep(1.5 * keeper.GRACE)  # now the keeper lets go of the one that failed
+            async with kept_open("late") as third:
+                assert third.sidecar_pid == second.sidecar_pid
 
 
 async def test_one_that_cannot_come_back_is_tried_again_and_again(outside: str, home: Path) -> None:
