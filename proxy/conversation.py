@@ -21,6 +21,8 @@ log = logging.getLogger("twiceshy.exchange")
 
 #: Why no whole answer is here.
 Failed = tuple[Failure, str]
+#: How many characters of an error's words are passed on: they may quote all that an upstream sent.
+_WORDS_MAX = 300
 
 
 class Conversation:
@@ -79,13 +81,13 @@ class Conversation:
             await self.answer.take(answering, request.method, self._rule.dialect, tell)
             return None
         except NotSent as error:
-            return Failure.NOT_SENT, str(error)
+            return Failure.NOT_SENT, _words(error)
         except Interrupted as error:
-            return Failure.INTERRUPTED, str(error)
+            return Failure.INTERRUPTED, _words(error)
         except Silent as error:
-            return Failure.SILENT, str(error)
+            return Failure.SILENT, _words(error)
         except Cut as error:
-            return Failure.CUT, str(error)
+            return Failure.CUT, _words(error)
         finally:
             if answering is not None:
                 answering.close()
@@ -104,3 +106,9 @@ class Conversation:
 
     def _nothing_yet(self) -> Incoming:
         return Incoming(self._journal, self._settings, self._run_id if self._kept else None)
+
+
+def _words(error: Exception) -> str:
+    """What *error* says, on one line, which an upstream cannot make long."""
+    text = str(error)
+    return " ".join(text[:_WORDS_MAX].split()) + ("…" if len(text) > _WORDS_MAX else "")

@@ -208,6 +208,15 @@ def test_an_answer_that_cannot_be_understood_is_none(shared: Stack, run: str, or
     assert (b"Twiceshy-Error", b"ambiguous") in headers(head)
 
 
+def test_an_answer_that_cannot_be_understood_is_not_quoted_at_length(shared: Stack, run: str, origin: Origin) -> None:
+    client = asked(shared.claim(run), "POST", origin.url("/long"))
+    origin.answer(b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n", close=True)
+    head, body = read(client, bodyless=False)
+    assert b" 424 " in head.splitlines()[0]
+    assert len(body) < 4000
+    assert len(shared.fetch("SELECT stop_message FROM twiceshy.run WHERE id = $1", run)[0][0]) < 1000
+
+
 def test_a_folded_header_splits_nothing(shared: Stack, run: str, origin: Origin) -> None:
     client = asked(shared.claim(run), "GET", origin.url("/a"))
     origin.answer(b"HTTP/1.1 200 OK\r\nX-A: one\r\n two\r\nX-B: b\r\nContent-Length: 2\r\n\r\nhi")
