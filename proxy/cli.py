@@ -109,6 +109,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         if arguments.command:
             raise UsageError(f"{arguments.command[0]!r} stands before the --: twiceshy run [--run ID] -- COMMAND…")
         arguments.command = command
+    for name in ("run", "step", "agent"):
+        given = getattr(arguments, name, None)
+        if isinstance(given, str) and not given.isprintable():  # nor are the bytes that are no UTF-8
+            raise UsageError(f"{name} {given!r}: no name")
     return arguments
 
 

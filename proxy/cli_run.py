@@ -40,7 +40,7 @@ async def run(arguments: argparse.Namespace) -> int:
             raise UsageError(f"--input is not JSON: {error}") from error
     order = launcher.Order(
         command=arguments.command, run=arguments.run, input=given,
-        agent=arguments.agent or Path(arguments.command[0]).name,
+        agent=arguments.agent or Path(arguments.command[0]).name.encode("utf-8", "replace").decode(),
     )  # fmt: skip
     ignored = ignored_signals()
     signals = Signals(Terminal(), ignored)
@@ -58,4 +58,8 @@ def up(arguments: argparse.Namespace) -> int:
     """Keep database and sidecar in the foreground until Ctrl-C."""
     from runtime import keeping
 
+    if not arguments.host:
+        raise UsageError("--host is empty, which would be every address of this machine: say 0.0.0.0 if you mean that")
+    if not 0 <= arguments.port < 65536:
+        raise UsageError(f"--port {arguments.port}: a number from 0 (a free one) to 65535")
     return keeping.up(load(cli.flags(arguments)), cli.SIDECAR, host=arguments.host, port=arguments.port)

@@ -62,6 +62,8 @@ async def runs(arguments: argparse.Namespace) -> int:
     """List runs."""
     if arguments.status is not None and arguments.status not in list(RunStatus):
         raise UsageError(f"--status {arguments.status}: one of {', '.join(RunStatus)}")
+    if not 0 < arguments.limit < 1 << 31:
+        raise UsageError(f"--limit {arguments.limit}: a number from 1")
     status = RunStatus(arguments.status) if arguments.status else None
     async with connection() as conn:
         rows = await verbs.list_runs(conn, status=status, limit=arguments.limit)
@@ -104,6 +106,8 @@ def _as_json(row: Any) -> dict[str, Any]:
 async def resolve(arguments: argparse.Namespace) -> int:
     """Say what happened to a step whose outcome is not known."""
     how = arguments.how
+    if not arguments.step:
+        raise UsageError(f"no step is named; twiceshy show {arguments.run} lists what is open")
     headers = tuple(_header(text) for text in arguments.header)
     if how == "send_again" and (headers or arguments.body is not None or arguments.status != 200):
         raise UsageError("--status, --header and --body are the answer of assume_done; send_again gets a real one")

@@ -21,6 +21,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from proxy.message import Headers, Request
+from runtime.errors import UsageError
 from runtime.settings import Settings
 
 _AUTO_HEADERS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
@@ -153,7 +154,10 @@ class Upstream:
         self._used: dict[str, float] = {}
         self._tls = ssl.create_default_context()
         if settings.extra_ca:
-            self._tls.load_verify_locations(settings.extra_ca)
+            try:
+                self._tls.load_verify_locations(settings.extra_ca)
+            except OSError as error:
+                raise UsageError(f"extra_ca: {settings.extra_ca}: {error.strerror or error}") from error
 
     async def send(self, run: str, request: Request, *, fresh: bool) -> Answering:
         """Send *request* once, answer with its head. Raises NotSent, Interrupted, Silent, Denied."""

@@ -40,7 +40,10 @@ _POISON = ("22", "23", "54")
 
 def split(dsn: str) -> tuple[str, dict[str, Any]]:
     """*dsn* without our own parameter, and the arguments for asyncpg that it stood for."""
-    parts = urlsplit(dsn)
+    try:
+        parts = urlsplit(dsn)
+    except ValueError as error:
+        raise UsageError(f"{where(dsn)}: {error}") from error
     query = parse_qsl(parts.query, keep_blank_values=True)
     size = [value for name, value in query if name == "statement_cache_size"]
     if not size:

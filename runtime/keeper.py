@@ -163,7 +163,7 @@ class Keeper:
             await self._started.wait()
             if self._ending.is_set():
                 return  # they come back and find a successor
-            if trouble := self.error or self._refusal(hello):
+            if trouble := self._refusal(hello) or self.error:
                 _tell(writer, trouble)
                 return
             wanted = Wanted(hello["settings"], hello["command"], hello["environment"])

@@ -18,7 +18,7 @@ from runtime.errors import UsageError
 class Settings(BaseModel):
     """All settings with their defaults. Durations in seconds, sizes in bytes."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     mode: Literal["durable", "journal", "naive"] = Field(
         "durable",

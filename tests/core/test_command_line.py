@@ -1,0 +1,56 @@
+"""Words of the command line that nothing can be made of: one line and exit code 2, before anything is started."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from proxy import cli
+from proxy.upstream import Upstream
+from runtime.database import split
+from runtime.errors import UsageError
+from runtime.settings import Settings, load
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["show", os.fsdecode(b"\xff")], "no name"),
+        (["show", "a\nb"], "no name"),
+        (["resolve", "r", os.fsdecode(b"\xff"), "send_again"], "no name"),
+        (["resolve", "r", "", "send_again"], "no step is named"),
+        (["run", "--agent", os.fsdecode(b"a\xff"), "--", "true"], "no name"),
+        (["runs", "--limit", "-1"], "a number from 1"),
+        (["runs", "--limit", "0"], "a number from 1"),
+        (["runs", "--limit", "9" * 20], "a number from 1"),
+        (["up", "--port", "65536"], "from 0 (a free one) to 65535"),
+        (["up", "--port", "-1"], "from 0 (a free one) to 65535"),
+        (["up", "--host", ""], "every address"),
+    ],
+)
+def test_nonsense_is_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
+) -> None:
+    monkeypatch.setenv("TWICESHY_HOME", str(tmp_path / "none"))
+    assert cli.main(words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
+    assert len(err.splitlines()) == 1
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("value", ["inf", "nan", "1e400"])
+def test_no_setting_is_endless(value: str) -> None:
+    with pytest.raises(UsageError, match="'lease'"):
+        load({"lease": value})
+
+
+def test_a_broken_address_of_a_database_is_said() -> None:
+    with pytest.raises(UsageError, match="Invalid IPv6 URL"):
+        split("postgresql://[::1")
+
+
+async def test_a_file_of_certificates_that_is_not_there_is_said() -> None:
+    with pytest.raises(UsageError, match="extra_ca: /no/such: No such file"):
+        Upstream(Settings(extra_ca="/no/such"), via="us", own_port=1)
