@@ -59,11 +59,16 @@ class Conversation:
         self, request: Request, tell: Callable[[], None], stopped: Callable[[], bool]
     ) -> Failed | None:
         tries = 0
+        lost = ""  # what became of an earlier sending whose bytes may have arrived
         while True:
             tries += 1
             failed = await self._send(request, tell)
             if failed is None:
                 return None
+            if failed[0] is Failure.NOT_SENT and lost:
+                failed = Failure.INTERRUPTED, f"{failed[1]}; before that: {lost}"
+            elif failed[0] is not Failure.NOT_SENT:
+                lost = failed[1]
             left = 0 if stopped() else self._settings.resend + 1 - tries
             if self.after(failed[0], left) is not Then.SEND_AGAIN:
                 return failed

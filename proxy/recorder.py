@@ -104,7 +104,8 @@ class Exchange:
         self.attempt = owner.tape.attempt if owner is not None else 0
         self._shell = shell
         self._owner = owner
-        self._fence = owner.fence if owner is not None else None
+        self._asked_under = owner.fence if owner is not None else None  # of the attempt that asked: it alone may begin
+        self._fence = self._asked_under  # of the attempt that is served now
         self._replaces = replaces
         self._recall = recall  # brings the request that went first, which goes again in place of this one
         self._journalled = owner is not None
@@ -237,9 +238,9 @@ class Exchange:
 
     async def _intend(self) -> bool:
         """Write the intent. False: it was refused, and nothing may be sent."""
-        assert self.step is not None and self._owner is not None and self._fence is not None
+        assert self.step is not None and self._owner is not None and self._asked_under is not None
         facts = self.step.facts
-        entry = Intent(self._fence, facts, self.id, self.place, self._replaces)
+        entry = Intent(self._asked_under, facts, self.id, self.place, self._replaces)
         outcome = await self._shell.journal.write(entry)
         if not isinstance(outcome, Begun):
             self._refused_by(outcome, entry)
@@ -299,8 +300,8 @@ class Exchange:
     def _entry(self, facts: AnswerFacts, state: State) -> Answer | Read:
         assert self.step is not None
         if self.effect is Effect.READ:
-            assert self._fence is not None
-            return Read(self._fence, self.step.facts, self.id, facts, self.place, self.attempt)
+            assert self._asked_under is not None
+            return Read(self._asked_under, self.step.facts, self.id, facts, self.place, self.attempt)
         return Answer(self.run_id, self.step.key, self.id, self.attempt, facts, state)
 
     def _finish(self, ending: Ending, result: Result) -> Result:

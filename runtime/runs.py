@@ -267,7 +267,7 @@ async def resolve(
         await connection.execute(sql("settle_step"), run_id, step_key, State.NOT_SENT, "settled: send_again")
     elif how == "assume_done":
         await connection.execute(sql("settle_step"), run_id, step_key, State.ANSWERED, "settled: assume_done")
-        if step["last_finality"] == Finality.DOUBTFUL:
+        if step["last_finality"] == Finality.DOUBTFUL and step["last_is_newest"]:
             await connection.execute(sql("settle_answer"), run_id, step_key, step["last_n"])
         else:
             counter = run["counter"] + 1

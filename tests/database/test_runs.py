@@ -237,6 +237,17 @@ async def test_assume_done_stands_where_the_lost_answer_would(scene: Scene) -> N
     assert await scene.statuses() == [503, 200]
 
 
+async def test_an_old_doubt_is_not_the_outcome_of_what_was_sent_after_it(scene: Scene) -> None:
+    await scene.step(facts=DOUBTFUL)
+    await scene.end("failed")
+    await scene.call(runs.resolve, "k", "send_again")
+    after = await scene.again()
+    second = await after.begin(place=0)
+    await after.write(after.stop(second))
+    assert await scene.call(runs.resolve, "k", "assume_done", status=201) is RunStatus.QUEUED
+    assert await scene.statuses() == [201]
+
+
 async def test_send_again_goes_out_when_the_next_attempt_asks(scene: Scene) -> None:
     exchange = await scene.begin()
     await scene.write(scene.stop(exchange))

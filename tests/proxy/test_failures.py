@@ -1,6 +1,7 @@
 """What becomes of a request whose upstream fails (DESIGN §3.7, §3.8), and of the run."""
 
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -214,9 +215,31 @@ def test_what_could_not_be_sent_may_go_again(
         assert len(late.requests()) == 1
 
 
-def test_a_name_that_nobody_knows_is_an_upstream_that_cannot_be_reached(shared: Stack, run: str) -> None:
+def test_what_was_lost_before_it_could_not_be_sent_again_was_sent(shared: Stack, run: str) -> None:
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+
+    def take_once_and_go() -> None:
+        taken, _ = listening.accept()
+        listening.close()
+        taken.recv(65536)
+        taken.close()
+
+    upstream = threading.Thread(target=take_once_and_go, daemon=True)
+    upstream.start()
+    reply = shared.claim(run).ask("PUT", f"http://127.0.0.1:{port}/x", ORDER)
+    upstream.join(10)
+    assert (reply.status, reply.error) == (502, "upstream")
+    assert "The request was sent." in reply.json()["message"]
+    assert [row["state"] for row in shared.fetch("SELECT state FROM twiceshy.step WHERE run_id = $1", run)] == [
+        "answered"
+    ]
+
+
+@pytest.mark.parametrize("name", ["nowhere.invalid", f"{'a' * 64}.invalid", ".".join(["a" * 60] * 5)])
+def test_a_name_that_nobody_knows_is_an_upstream_that_cannot_be_reached(shared: Stack, run: str, name: str) -> None:
     attempt = shared.claim(run)
-    refused = attempt.ask("POST", "http://nowhere.invalid/x", ORDER)
+    refused = attempt.ask("POST", f"http://{name}/x", ORDER)
     assert (refused.status, refused.error) == (502, "upstream")
     assert "Nothing was sent." in refused.json()["message"]
     assert status_of(shared, run) == "running"
