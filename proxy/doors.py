@@ -29,6 +29,8 @@ HEADERS_LIMIT = 1000
 _HIGH_WATER = 64 << 10
 #: Polling for acknowledgement: seconds, doubled up to the last.
 _POLL_FIRST, _POLL_LAST = 0.001, 0.1
+#: How many characters of the words about a request that cannot be read are said: they may quote all of it.
+_QUOTED = 300
 NO_TUNNELS = Refusal(
     "not-supported",
     "This version of twiceshy does not open https tunnels (CONNECT). Use http:// upstreams, or the gateway address "
@@ -68,7 +70,7 @@ class _Inner(RequestHandler):
     ) -> web.StreamResponse:
         door = door_of(request)
         if door is not None and status == 400:
-            why = " ".join((message or str(exc)).split())
+            why = " ".join((message or str(exc))[:_QUOTED].split())
             door.refuse(Refusal("bad-request", f"twiceshy cannot read this request: {why}. Nothing was sent."))
         elif door is not None:
             log.error("a request failed", exc_info=exc)

@@ -7,6 +7,7 @@ that the upstream has just closed is bytes out and no answer.
 """
 
 import asyncio
+import errno
 import ipaddress
 import socket
 import ssl
@@ -103,7 +104,10 @@ class _CheckedResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        found = await self._inner.resolve(host, port, family)
+        try:
+            found = await self._inner.resolve(host, port, family)
+        except UnicodeError as error:  # a label longer than 63, a name longer than 253
+            raise OSError(errno.EINVAL, f"no name that could be looked up: {error}") from error
         for result in found:
             # A scope (fe80::1%eth0) is no part of the address.
             self._reach.check(result["host"].partition("%")[0], result["port"])

@@ -251,6 +251,6 @@ class Keeping:
             transport.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(1.0)  # it has closed its output: it is ending
-        if process.returncode:
+        if process.returncode is not None and process.returncode > 0:  # one that was killed is tried again
             words = said.decode("utf-8", "replace").strip() or state.tail(self.folder / "keeper.log")
             raise UsageError(words or f"the keeper ended with {process.returncode}")

@@ -336,6 +336,18 @@ async def test_a_user_of_a_killed_keeper_is_patient_with_its_successor(outside: 
         assert keeping.sidecar != known
 
 
+async def test_a_keeper_killed_while_it_starts_is_started_again(
+    outside: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark, python = home / "was-here", home / "python"
+    python.write_text(f'#!/bin/sh\n[ -e {mark} ] || {{ touch {mark}; kill -9 $$; }}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    async with kept_open() as keeping:
+        assert mark.exists()
+        assert (await asked(keeping))["pid"] == keeping.sidecar_pid
+
+
 async def test_a_client_can_go_while_all_starts(outside: str, home: Path) -> None:
     opening = asyncio.create_task(Keeping.open(Settings(), [*STANDIN, "mute"]))
     await until(lambda: any("standin" in command(pid) for pid in below(home)))

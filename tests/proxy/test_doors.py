@@ -395,6 +395,14 @@ def test_smuggling_ends_at_the_door(shared: Stack, run: str, origin: Origin, nam
     assert origin.nobody()
 
 
+def test_what_cannot_be_read_is_not_quoted_at_length(shared: Stack, run: str) -> None:
+    client = Wire.to(shared.claim(run))
+    client.send(b"A" * 50_000 + b" http://h.example/ HTTP/1.1\r\n\r\n")
+    answer = client.rest()
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert len(answer) < 4000
+
+
 def test_chunks_in_http_1_0_are_refused(shared: Stack, run: str, origin: Origin) -> None:
     attempt = shared.claim(run)
     client = Wire.to(attempt)
