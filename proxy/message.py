@@ -1,6 +1,6 @@
 """A request as the pure parts see it. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -20,14 +20,16 @@ class Request:
     target: str  # raw path and query, byte for byte, starting with "/"
     headers: Headers
     body: bytes
+    # Headers are asked for some twenty times a request.
+    _first: dict[bytes, bytes] | None = field(default=None, init=False, repr=False, compare=False)
 
     def header(self, name: str) -> bytes | None:
         """The first value of header *name* (any casing), or None."""
-        wanted = name.lower().encode("latin-1")
-        for key, value in self.headers:
-            if key.lower() == wanted:
-                return value
-        return None
+        first = self._first
+        if first is None:
+            first = {key.lower(): value for key, value in reversed(self.headers)}
+            object.__setattr__(self, "_first", first)
+        return first.get(name.lower().encode("latin-1"))
 
     @property
     def path(self) -> str:
