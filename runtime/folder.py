@@ -80,8 +80,11 @@ class Lock:
         self.fd: int | None = None
 
     def take(self) -> bool:
-        """Try to take it. False: another process has it."""
-        fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        """Try to take it. False: another process has it. Raises UsageError when there can be no such file."""
+        try:
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise UsageError(f"{self.path}: {error.strerror}") from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -90,8 +93,9 @@ class Lock:
         except BaseException:
             os.close(fd)
             raise
-        os.ftruncate(fd, 0)
-        os.write(fd, f"{os.getpid()}\n".encode())  # for people and messages; the lock is what counts
+        with contextlib.suppress(OSError):  # for people and messages, and no reason to fail on a full disk
+            os.ftruncate(fd, 0)
+            os.write(fd, f"{os.getpid()}\n".encode())
         self.fd = fd
         return True
 

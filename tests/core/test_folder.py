@@ -1,5 +1,6 @@
 """The state folder: where it is, and its locks, sockets, ports and logs."""
 
+import errno
 import json
 import os
 import socket
@@ -82,6 +83,20 @@ def test_a_lock_is_free_only_when_all_who_inherited_it_are_gone(tmp_path: Path) 
     assert not other.held()
     assert other.take()
     other.release()
+
+
+def test_a_lock_is_taken_on_a_full_disk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    lock = state.Lock(tmp_path / "some.lock")
+    with monkeypatch.context() as now:
+        now.setattr(os, "write", full)
+        assert lock.take()
+    assert state.Lock(tmp_path / "some.lock").held()
+    lock.release()
+    with pytest.raises(UsageError, match=r"none/some\.lock: No such file"):
+        state.Lock(tmp_path / "none" / "some.lock").take()
 
 
 def test_held_ports_are_given_to_nobody_else(tmp_path: Path) -> None:
