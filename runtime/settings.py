@@ -24,7 +24,9 @@ class Settings(BaseModel):
         "durable",
         description="durable; to compare with: journal (no keys, what is unknown is sent again), naive (forward only)",
     )
-    unidentified: Literal["refuse", "pass"] = Field("refuse", description="what becomes of requests that name no run")
+    unidentified: Literal["refuse", "pass"] = Field(
+        "refuse", description="what becomes of requests that name no run: refuse, or pass (on, without a journal)"
+    )
     lease: float = Field(
         30.0, gt=0, description="how long an attempt or a sidecar is believed alive unheard of; renewed each third"
     )
@@ -61,7 +63,7 @@ class Settings(BaseModel):
     deny_private: bool = Field(
         False, description="refuse private addresses as upstreams (link-local and metadata always are)"
     )
-    route: list[dict[str, Any]] = Field(default_factory=list, description="[[route]] tables, see the rules chapter")
+    route: list[dict[str, Any]] = Field(default_factory=list, description="[[route]] tables, see docs/rules.md")
 
 
 def config_file(start: Path | None = None) -> Path | None:
