@@ -153,7 +153,7 @@ def _pair(text: str, where: str) -> Named | Refusal:
     if isinstance(run, Refusal):
         return run
     if not colon or not token_text:
-        return _bad(f"{where} name run {run} but no token (use the password '{NO_TOKEN}' for none)", "bad-identity")
+        return _bad(f"run {run} in {where} has no token (say '{NO_TOKEN}' for none)", "bad-identity")
     token = _name(token_text, f"the token in {where}")
     if isinstance(token, Refusal):
         return token
