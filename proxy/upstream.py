@@ -31,6 +31,10 @@ _HEADERS_LIMIT = 1000
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
+#: Seconds for an upstream to end a stream whose terminal event it has sent.
+AFTER_THE_END = 2.0
+
+
 class NotSent(Exception):
     """Certainly no byte reached the upstream: DNS, refused, TLS failure, time limit to connect."""
 
@@ -141,6 +145,10 @@ class Answering:
             if not data:
                 return
             yield data
+
+    def said_all(self) -> None:
+        """What came is all that there is to come: the rest is not waited for as long."""
+        self._silence = min(self._silence, AFTER_THE_END)
 
     def close(self) -> None:
         """Give the connection up; one whose body was read whole has already gone back."""

@@ -77,6 +77,20 @@ def test_event_1_is_with_the_agent_before_event_2_is_sent(
     print(f"event to agent: first {1000 * delays[0]:.2f} ms, median {1000 * sorted(delays)[10]:.2f} ms")
 
 
+def test_a_stream_that_its_upstream_never_ends_ends_with_its_terminal_event(
+    shared: Stack, run: str, origin: Origin
+) -> None:
+    first = shared.claim(run)
+    client, upstream = stream(first, origin)
+    upstream.send(EVENTS + chunk(event("all")) + chunk(b"data: [DONE]\n\n"))
+    assert client.head().startswith(b"HTTP/1.1 200 OK\r\n")
+    assert client.body_until(None) == event("all") + b"data: [DONE]\n\n"
+    first.die()
+    again = shared.claim(run).ask("POST", origin.url(CHAT), BODY, {"Content-Type": "application/json"})
+    assert (again.replayed, again.cut) == (True, False)
+    upstream.close()
+
+
 def test_the_head_is_with_the_agent_before_the_first_byte_of_the_body(shared: Stack, run: str, origin: Origin) -> None:
     client = asked(shared.claim(run), "GET", origin.url("/slow"))
     upstream = taken(origin)
