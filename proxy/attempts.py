@@ -19,7 +19,7 @@ from proxy.refusals import Refusal
 from proxy.tape import Step, Tape, Where, build
 from runtime.entries import AnswerRow, Bound, Fence, Fenced, Stopped, TapeRows
 from runtime.journal import Journal
-from runtime.runs import end_attempt, hash_token
+from runtime.runs import end_attempt, hash_token, last_attempt
 from runtime.settings import Settings
 from runtime.step import Effect, RunStatus, State
 
@@ -46,7 +46,8 @@ class Run:
         self.outdated = False  # another process moved a step: the journal must be read again
         self.requests = 0  # of this attempt, so that a reset can tell whether anything began since
         self.tokenless = False
-        self.stale = False  # tokenless: the process that spoke first is gone, another of its group speaks
+        self.stale = ""  # tokenless: why nobody can say where its process stands, in words
+        self.finished = False  # its result is here, and no launcher will say when it ends
         self.idle_since = time.monotonic()
         self.saved: bytes = b""
         self.process: Process | None = None  # tokenless: the first process that spoke
@@ -102,8 +103,13 @@ class Run:
         return {
             "run": self.run_id, "attempt": tape.attempt, **counts, "drift": tape.drift,
             "calls_saved": tape.calls_saved, "tokens_saved": tape.tokens_saved,
-            "open": sum(1 for exchange in self.exchanges.values() if exchange.ending is None), "steps": parts,
+            "open": self.open, "steps": parts,
         }  # fmt: skip
+
+    @property
+    def open(self) -> int:
+        """How many exchanges are still out."""
+        return sum(1 for exchange in self.exchanges.values() if exchange.ending is None)
 
 
 def _has(exchange: Exchange, step: Step) -> bool:
@@ -258,21 +264,29 @@ class Attempts:
                 continue
             now = time.monotonic()
             unheld = run.tokenless or now > run.trusted_until  # no launcher renews its lease
-            if run.refusal is None and unheld and now - run.idle_since > self._settings.idle_timeout:
-                await self._end_idle(run)
+            if run.refusal is None and run.finished:
+                await self._end(run, "done")
+            elif run.refusal is None and unheld and now - run.idle_since > self._settings.idle_timeout:
+                await self._end(run, "failed", f"no request for {self._settings.idle_timeout:g} s (idle_timeout)")
             # Only what an attempt has had tells a repetition from a replay: it is never forgotten before its end.
             # Nor right after it: an attempt that failed tells the next one which answers it had.
             if run.refusal is not None and now - run.idle_since > _REMEMBERED:
                 self._runs.pop(run.run_id, None)
                 self._locks.pop(run.run_id, None)
 
-    async def _end_idle(self, run: Run) -> None:
-        """No launcher says when this attempt has ended."""
-        async with self._journal.connection() as connection:
-            words = f"no request for {self._settings.idle_timeout:g} s (idle_timeout)"
-            status = await end_attempt(
-                connection, run.run_id, run.fence.token_hash, "failed", None, final=False, error=words
-            )
+    async def finish(self, run: Run) -> None:
+        """Its result is here. Where no launcher waits for an exit code, the attempt ends. Raises DatabaseAway."""
+        last = await self._journal.ask(lambda connection: last_attempt(connection, run.run_id))
+        run.finished = last is not None and last.n == run.tape.attempt and last.kind != "launcher"
+        if run.finished and not run.open:  # else with the last exchange, see ``beat``
+            await self._end(run, "done")
+
+    async def _end(self, run: Run, outcome: str, words: str | None = None) -> None:
+        """End an attempt in the place of a launcher."""
+        token_hash = run.fence.token_hash
+        status = await self._journal.ask(
+            lambda connection: end_attempt(connection, run.run_id, token_hash, outcome, None, error=words)
+        )
         run.refuse(refusal_of(run.run_id, Fenced() if status is None else Stopped(status, None, words)))
 
     async def _renew(self, runs: list[Run], *, extend: bool) -> None:

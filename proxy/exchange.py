@@ -170,9 +170,10 @@ def _vouched(tape: Tape, arrival: Arrival, found: Step | None) -> NoAttempt | No
     """DESIGN §2: what an attempt that nobody claimed may not do without naming its step."""
     if not arrival.tokenless or arrival.explicit is not None or not arrival.effect.is_effect:
         return None
-    if tape.repeated and tape.effect_answered:
-        return NoAttempt("an earlier LLM call or effect was repeated after an effect had been answered")
-    if (found is None or not found.claimed) and any(True for _ in tape.mine(arrival.fingerprint)):
+    again = found is not None and found.claimed
+    if tape.repeated and (tape.effect_answered or (tape.effect_out and not again)):
+        return NoAttempt("an earlier LLM call or effect was repeated, and an effect was made or is on its way")
+    if not again and any(True for _ in tape.mine(arrival.fingerprint)):
         return NoAttempt("an equal effect was already made by this process")
     return None
 

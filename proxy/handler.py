@@ -61,8 +61,9 @@ class Handler:
             # Part of an answer has gone out, and anything after it would be taken for its body; or there is none.
             door.abort(reset=http10)
         elif refusal is not None:
-            unread = not request.content.is_eof()
-            client = replace(client, keep_alive=client.keep_alive and not unread)
+            # Where a body was not read, or the request not understood, nobody knows where the next one begins.
+            clear = request.content.is_eof() and refusal.status != 400
+            client = replace(client, keep_alive=client.keep_alive and clear)
             await relay.refuse(client, refusal)
         return Written(keep_alive=client.keep_alive and not door.gone)
 
@@ -70,11 +71,12 @@ class Handler:
 
     async def _answer(self, http: web.BaseRequest, client: Client) -> Refusal | None:
         if http.method == "CONNECT":
-            return NO_TUNNELS
+            client.door.refuse(NO_TUNNELS)
+            return None
         addressed = identity.address(http.raw_path, tuple(http.raw_headers))
         if isinstance(addressed, Refusal):
             return addressed
-        fault = self._faulty(http, addressed)
+        fault = self._faulty(http, addressed, client)
         if fault is not None:
             return fault
         if addressed.named is None:
@@ -116,10 +118,12 @@ class Handler:
         finally:
             run.serving.pop(client.door, None)
 
-    def _faulty(self, http: web.BaseRequest, addressed: Addressed) -> Refusal | None:
+    def _faulty(self, http: web.BaseRequest, addressed: Addressed, client: Client) -> Refusal | None:
         headers = {name.lower() for name, _ in http.raw_headers}
-        if http.version < (1, 1) and b"transfer-encoding" in headers:
-            return Refusal("bad-request", "Transfer-Encoding with HTTP/1.0. Nothing was sent.")
+        if b"transfer-encoding" in headers and (
+            client.http10 or http.headers["Transfer-Encoding"].lower() != "chunked"
+        ):
+            return Refusal("bad-request", "Transfer-Encoding may be chunked, and with HTTP/1.1 only. Nothing was sent.")
         if b"upgrade" in headers and "websocket" in http.headers.get("Upgrade", "").lower():
             return Refusal("not-supported", "WebSockets cannot be journalled. Nothing was sent.")
         for name, value in addressed.headers:
@@ -157,7 +161,7 @@ class Handler:
         assert addressed.named is not None
         if addressed.named.token is not None:
             return await self._attempts.of(addressed.named)
-        return await self._tokenless.of(addressed.named, door)
+        return await self._tokenless.of(addressed.named, door, internal=addressed.target.internal)
 
     async def _read(self, http: web.BaseRequest, client: Client) -> bytes | Refusal:
         limit = self._settings.request_body_max

@@ -2,7 +2,7 @@
 
 GET  /run       this run: id, attempt, input
 GET  /attempt   what the attempt did so far (runtime.tape), and how many exchanges are still out
-PUT  /result    the run's result, JSON; the last one counts
+PUT  /result    the run's result, JSON; the last one counts. An attempt that no launcher watches ends with it as done
 """
 
 import json
@@ -10,7 +10,7 @@ import json
 from proxy.attempts import Attempts, Run
 from proxy.incoming import Head
 from proxy.message import Request
-from proxy.refusals import Refusal
+from proxy.refusals import Refusal, ways_out
 from runtime.journal import Journal
 
 _JSON = ((b"Content-Type", b"application/json"),)
@@ -41,6 +41,13 @@ async def _result(run: Run, body: bytes, attempts: Attempts, journal: Journal) -
         json.loads(body)
     except ValueError as error:
         return Refusal("bad-request", f"The result must be JSON: {error}.", run.run_id)
+    if run.stale:
+        return Refusal(
+            "no-attempt",
+            f"The result of run {run.run_id} is not taken: {run.stale}. {ways_out(run.run_id)}",
+            run.run_id,
+        )
     if await journal.put_result(run.fence, body):
+        await attempts.finish(run)
         return b""
     return await attempts.confirmed(run) or Refusal("internal", "The result was not taken; try again.", run.run_id)

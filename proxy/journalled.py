@@ -31,7 +31,7 @@ from proxy.exchange import (
 from proxy.message import Request
 from proxy.profiles import Rule, Rules
 from proxy.recorder import Ending, Exchange, Shell, ambiguous_message
-from proxy.refusals import Refusal
+from proxy.refusals import Refusal, ways_out
 from proxy.relay import Client
 from proxy.tape import Part, Step, Where
 from runtime.entries import AnswerRow, Fenced, Recorded, StepFacts, Stop, Stopped
@@ -140,7 +140,7 @@ class Journalled:
 
     def _decide(self, run: Run, arrival: Arrival) -> Decision:
         if run.stale and arrival.effect is not Effect.READ and arrival.explicit is None:
-            return NoAttempt("the process that first spoke for the run is gone, and another of its group goes on")
+            return NoAttempt(run.stale)
         return decide(run.tape, arrival, run.now(), self._settings.mode)
 
     async def _replay(self, run: Run, due: Replay, rule: Rule, arrival: Arrival, client: Client) -> Refusal | None:
@@ -283,9 +283,7 @@ class Journalled:
             return Refusal(
                 "no-attempt",
                 f"{request.method} {request.authority}{request.path} for run {run.run_id} is refused: {due.why}, so "
-                "nobody can say whether this is a restart or a second one. Name the step with a Twiceshy-Step header, "
-                f"or start the agent with `twiceshy run --run {run.run_id} -- COMMAND`, or give it a token of "
-                f"`twiceshy claim {run.run_id}`. Nothing was sent.",
+                f"nobody can say whether this is a restart or a second one. Nothing was sent. {ways_out(run.run_id)}",
                 run.run_id,
             )
         step = due.step

@@ -37,6 +37,14 @@ CODES: dict[str, tuple[int, str]] = {
 RETRYABLE = frozenset({"database-away", "upstream", "upstream-timeout"})
 
 
+def ways_out(run_id: str) -> str:
+    """What the agent of a run that was named without a token can do about a ``no-attempt``."""
+    return (
+        "Name each step with a Twiceshy-Step header, or start the agent with "
+        f"`twiceshy run --run {run_id} -- COMMAND`, or give it a token of `twiceshy claim {run_id}`."
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """An answer of the sidecar's own. ``message``: what happened, which run and step, what to do next."""

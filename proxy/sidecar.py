@@ -7,6 +7,7 @@ listens, ``{"id": …, "port": …}``; everything else goes to standard error. S
 import argparse
 import asyncio
 import contextlib
+import hashlib
 import json
 import logging
 import os
@@ -58,8 +59,10 @@ async def serve(settings: Settings, dsn: str, folder: Path, host: str, port: int
     attempts = Attempts(journal, settings, identity)
     upstream: Upstream | None = None
     handler: Handler | None = None
+    ready = asyncio.Event()
 
     async def dispatch(request: web.BaseRequest) -> web.StreamResponse:
+        await ready.wait()  # agents know the port of the one before, and ask as soon as it listens
         assert handler is not None
         return await handler(request)
 
@@ -74,10 +77,13 @@ async def serve(settings: Settings, dsn: str, folder: Path, host: str, port: int
         sidecar=identity, host=socket.gethostname(), folder=str(folder), pid=os.getpid(),
         address=f"{host}:{port}", lease=settings.lease,
     )  # fmt: skip
-    upstream = Upstream(settings, via=f"twiceshy-{identity}", own_port=port)
+    # The installation's name, not the process's: what goes again after a restart goes as it went first.
+    installation = hashlib.blake2b(secret, digest_size=6, person=b"via").hexdigest()
+    upstream = Upstream(settings, via=f"twiceshy-{installation}", own_port=port)
     tokenless = Tokenless(attempts, journal, identity, str(folder), settings.lease)
     shell = Shell(journal, upstream, settings, pulse.alive)
     handler = Handler(shell, attempts, tokenless, Rules.load(settings.route), secret)
+    ready.set()
 
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -105,6 +105,14 @@ class Tape:
         """Those of ``equals`` that this attempt has asked for."""
         return (step for step in self.equals(fingerprint) if step.claimed)
 
+    @property
+    def effect_out(self) -> bool:
+        """An effect that this attempt asked for is on its way."""
+        return any(
+            step.claimed and step.effect.is_effect and (step.where is Where.HERE or step.state is State.SENT)
+            for step in self.steps.values()
+        )
+
     # ---- what happened, told by the shells
 
     def attach(self, step: Step, part: Part) -> None:

@@ -12,6 +12,7 @@ import socket
 import ssl
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -25,6 +26,7 @@ from runtime.settings import Settings
 _AUTO_HEADERS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 _HEAD_LIMIT = 64 << 10
 _HEADERS_LIMIT = 1000
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 class NotSent(Exception):
@@ -56,33 +58,54 @@ async def _once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerTy
         raise Interrupted(str(error) or type(error).__name__) from error
 
 
-def check_address(text: str, *, deny_private: bool) -> None:
-    """Raise Denied for an IP address that no agent may reach: link-local, which holds the metadata services."""
-    try:
-        address = ipaddress.ip_address(text)
-    except ValueError:
-        return
-    mapped = getattr(address, "ipv4_mapped", None)
-    address = mapped or address
-    if address.is_link_local or address.is_multicast or address.is_unspecified or str(address) == "fd00:ec2::254":
-        raise Denied(f"{text} is a link-local, multicast or unspecified address")
-    if deny_private and (address.is_private or address.is_loopback):
-        raise Denied(f"{text} is a private address, and deny_private is set")
+#: Metadata services that are no link-local address: of AWS, Google, Alibaba, Oracle, Azure.
+_METADATA = frozenset({"fd00:ec2::254", "fd20:ce::254", "100.100.100.200", "192.0.0.192", "168.63.129.16"})
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Where an agent may go through this sidecar. ``own_port``: where the sidecar itself listens."""
+
+    own_port: int
+    deny_private: bool
+
+    def check(self, text: str, port: int) -> None:
+        """Raise Denied for an IP address that no agent may reach. A name passes: what it resolves to is checked."""
+        try:
+            address = ipaddress.ip_address(text)
+        except ValueError:
+            return
+        # IPv4 in the forms of IPv6: mapped, 6to4, and what a NAT64 gateway translates.
+        inner = [getattr(address, "ipv4_mapped", None), getattr(address, "sixtofour", None)]
+        if address.version == 6 and address in _NAT64:
+            inner.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+        for each in (address, *inner):
+            if each is not None:
+                self._check(text, port, each)
+
+    def _check(self, text: str, port: int, address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
+        if address.is_link_local or address.is_multicast or address.is_unspecified or str(address) in _METADATA:
+            raise Denied(f"{text} is a link-local, metadata, multicast or unspecified address")
+        if address.is_loopback and port == self.own_port:
+            raise Denied(f"{text}:{port} is the sidecar itself")
+        if self.deny_private and (address.is_private or address.is_loopback):
+            raise Denied(f"{text} is a private address, and deny_private is set")
 
 
 class _CheckedResolver(AbstractResolver):
     """Resolves once; the connection is made to the addresses that were checked."""
 
-    def __init__(self, *, deny_private: bool) -> None:
+    def __init__(self, reach: Reach) -> None:
         self._inner = ThreadedResolver()
-        self._deny_private = deny_private
+        self._reach = reach
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
         found = await self._inner.resolve(host, port, family)
         for result in found:
-            check_address(result["host"], deny_private=self._deny_private)
+            # A scope (fe80::1%eth0) is no part of the address.
+            self._reach.check(result["host"].partition("%")[0], result["port"])
         return found
 
     async def close(self) -> None:
@@ -125,7 +148,7 @@ class Upstream:
     def __init__(self, settings: Settings, *, via: str, own_port: int) -> None:
         self._settings = settings
         self._via = via
-        self._own_port = own_port
+        self._reach = Reach(own_port, settings.deny_private)
         self._sessions: dict[str, aiohttp.ClientSession] = {}
         self._used: dict[str, float] = {}
         self._tls = ssl.create_default_context()
@@ -154,18 +177,18 @@ class Upstream:
             raise Silent(f"no answer within {limit:g} s (first_byte_timeout)") from error
         except Interrupted:
             raise
-        except aiohttp.ClientError as error:
+        except (aiohttp.ClientError, OSError) as error:
             raise Interrupted(str(error) or type(error).__name__) from error
+        if response.status < 200:
+            response.close()
+            raise Interrupted(f"the answer is {response.status}, which nobody asked for")
         return Answering(response, self._settings.silence_timeout)
 
     def check(self, request: Request) -> None:
         """Raise Denied when *request* is addressed to where no agent may go, or to this sidecar itself."""
-        check_address(request.host, deny_private=self._settings.deny_private)
+        self._reach.check(request.host, request.port)
         if request.host in ("metadata.google.internal", "metadata"):
             raise Denied(f"{request.host} is a metadata service")
-        local = request.host == "localhost" or request.host.startswith("127.") or request.host == "::1"
-        if local and request.port == self._own_port:
-            raise Denied(f"{request.authority} is the sidecar itself")
         if any(name.lower() == b"via" and self._via.encode() in value for name, value in request.headers):
             raise Denied("the request came back to the sidecar that sent it (Via)")
 
@@ -190,14 +213,14 @@ class Upstream:
                     limit=0,
                     force_close=fresh,
                     ssl=self._tls,
-                    resolver=_CheckedResolver(deny_private=self._settings.deny_private),
+                    resolver=_CheckedResolver(self._reach),
                 ),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
                 skip_auto_headers=_AUTO_HEADERS,
-                # The defaults cut: 300 s in all. Limits are our own, and named.
+                # The defaults cut: 300 s in all. Limits are our own, and named. connect: with the name's resolution.
                 timeout=aiohttp.ClientTimeout(
-                    total=None, connect=None, sock_connect=self._settings.connect_timeout, sock_read=None
+                    total=None, connect=self._settings.connect_timeout, sock_connect=None, sock_read=None
                 ),
                 max_line_size=_HEAD_LIMIT,
                 max_field_size=_HEAD_LIMIT,

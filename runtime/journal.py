@@ -117,7 +117,7 @@ class Journal:
         for n, row in enumerate(await connection.fetch(sql("load_steps"), run_id, self._settings.index_body)):
             if n % BREATH == BREATH - 1:
                 await asyncio.sleep(0)
-            dead = row["sidecar_ended"] or not lease.silent_for(clock, row["sidecar_expires_at"], self._settings.lease)
+            dead = not lease.silent_for(clock, row["sidecar_expires_at"], self._settings.lease)
             steps[row["key"]] = rows.step_row(run_id, row, sidecar_dead=dead)
         for n, row in enumerate(await connection.fetch(sql("load_answers"), run_id, self._settings.index_body)):
             if n % BREATH == BREATH - 1:

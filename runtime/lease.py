@@ -8,7 +8,8 @@ Two proofs of death:
   could not renew, however alive. So the server must have been up for longer than a lease, and whoever judges
   must itself have been connected for longer than a lease. Owners renew first.
 
-A queued run has no owner. Only *take-overs* wait.
+A queued run has no owner. Only *take-overs* wait. Nor does who claims a token wait for an attempt that has none
+of its own: its sidecar keeps the token, which fences it, and to claim is one of the ways out that it is told.
 """
 
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from runtime.step import RunStatus
 
 #: An owner believes in its lease this part of it shorter than the others do: clocks drift, replies travel.
 MARGIN: Final = 0.1
+#: Kinds of attempt whose token nobody was given: a process group, and one that names its steps.
+TOKENLESS: Final = ("group", "named")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,11 @@ def concerns(owner: Owner, claimer: Owner) -> bool:
             return kind == "named"
 
 
+def gives_way(owner: Owner, claimer: Owner) -> bool:
+    """Whether *owner* has no token of its own, and *claimer* asks for one."""
+    return owner.kind in TOKENLESS and claimer.kind not in TOKENLESS
+
+
 @dataclass(frozen=True, slots=True)
 class Free:
     """The run may be claimed. ``over``: in place of an owner that is dead."""
@@ -103,7 +111,7 @@ def judge(
         return Free(over=False)
     if status is not RunStatus.RUNNING:
         return Closed()
-    if owner is None or (proved_dead and concerns(owner, claimer)):
+    if owner is None or (proved_dead and concerns(owner, claimer)) or gives_way(owner, claimer):
         return Free(over=True)
     wait = silent_for(clock, expires_at, lease)
     return Busy(wait) if wait else Free(over=True)

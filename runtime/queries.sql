@@ -67,12 +67,14 @@ SELECT u.uuid, u.attempt, u.token_hash, u.status, u.stop_step, u.stop_message, u
        twiceshy.now() AS now, pg_postmaster_start_time() AS server_started
 FROM twiceshy.run u WHERE u.id = $1;
 
--- load_steps: its steps, first bytes up to $2 bytes, and what is known of the sidecars that have exchanges
+-- load_steps: its steps, first bytes up to $2 bytes, and until when the sidecars that have exchanges live
 SELECT s.key, s.begun, s.attempt, s.kind, s.effect, s.state, s.explicit, s.fingerprint, s.occurrence, s.secondary,
        s.method, s.url, s.exchange, s.sidecar, s.place, s.wire_key, s.request_head, s.rules, s.begun_at,
        CASE WHEN s.state <> 'answered' OR octet_length(s.request_body) <= $2 THEN s.request_body END AS request_body,
-       c.id IS NULL OR c.ended_at IS NOT NULL AS sidecar_ended, c.expires_at AS sidecar_expires_at
-FROM twiceshy.step s LEFT JOIN twiceshy.sidecar c ON s.state = 'sent' AND c.id = s.sidecar
+       CASE WHEN s.state = 'sent' THEN (
+           SELECT c.expires_at FROM twiceshy.sidecar c WHERE c.id = s.sidecar AND c.ended_at IS NULL
+       ) END AS sidecar_expires_at
+FROM twiceshy.step s
 WHERE s.run_id = $1 ORDER BY s.begun;
 
 -- load_answers: their answers, bodies up to $2 bytes

@@ -143,8 +143,8 @@ def decode_headers(stored: bytes) -> Headers:
 # ---- outcomes
 
 
-def outcome(row: Row) -> Outcome:
-    """What ``twiceshy.write`` says of one entry."""
+def outcome(run_id: str, row: Row) -> Outcome:
+    """What ``twiceshy.write`` says of an entry of run *run_id*."""
     match row["outcome"]:
         case "recorded":
             return Recorded(row["recorded"] or 0, row["begun"] or 0)
@@ -157,7 +157,7 @@ def outcome(row: Row) -> Outcome:
         case "elsewhere":
             return Fenced(row["other"])
         case "stopped":
-            return Stopped(RunStatus(row["status"]), row["stop_step"], row["stop_message"])
+            return Stopped(known(RunStatus, row["status"], f"run {run_id}"), row["stop_step"], row["stop_message"])
         case other:
             raise Unreadable(f"twiceshy.write answered {other!r}: the database was migrated by another version")
 

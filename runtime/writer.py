@@ -29,7 +29,7 @@ import asyncpg
 from runtime import database, rows
 from runtime.database import Connection, sql
 from runtime.entries import Answer, Entry, Intent, Outcome, PutBack
-from runtime.errors import DatabaseAway, TwiceshyError, Unwritable, UsageError
+from runtime.errors import DatabaseAway, Unreadable, Unwritable, UsageError
 from runtime.retry import backoff
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class Pending:
         if not self.done.done():
             self.done.set_result(outcome)
 
-    def fail(self, error: TwiceshyError) -> None:
+    def fail(self, error: Exception) -> None:
         if not self.done.done():
             self.done.set_exception(error)
 
@@ -194,10 +194,14 @@ class Writer:
             if batch:
                 try:
                     await self._commit(batch)
-                except BaseException:
-                    # Only by cancellation: whoever waits is told by close().
-                    self._queue.extendleft(reversed(batch))
+                except asyncio.CancelledError:
+                    self._queue.extendleft(reversed(batch))  # whoever waits is told by close()
                     raise
+                except Exception as error:
+                    # A fault of ours. Whoever waits must not wait for ever, nor those that come after.
+                    log.exception("the journal's writer")
+                    for pending in batch:
+                        pending.fail(error)
                 continue
             if not self._aside:
                 self._idle.set()
@@ -233,8 +237,8 @@ class Writer:
                 return
             for pending, row in zip(batch, found, strict=True):
                 try:
-                    pending.answer(rows.outcome(row))
-                except TwiceshyError as error:
+                    pending.answer(rows.outcome(pending.run_id, row))
+                except Unreadable as error:
                     pending.fail(error)
             return
 

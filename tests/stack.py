@@ -255,15 +255,15 @@ class Stack:
         self.sidecar.stop()
         self.sidecar = SidecarProcess(self.dsn, self.folder, port, **self.settings)
 
-    def claim(self, run: str, *, proved_dead: bool = True) -> Attempt:
-        """A new attempt of *run*, as a launcher on this host would claim it."""
+    def claim(self, run: str, *, proved_dead: bool = True, kind: str = "launcher") -> Attempt:
+        """A new attempt of *run*, as a launcher on this host would claim it, or somebody else (``claim``)."""
 
         async def work() -> str:
             connection = await connect(self.dsn, name="test")
             try:
                 await runs.create(connection, run)
                 claim = await runs.claim(
-                    connection, run, kind="launcher", host=socket.gethostname(), folder=str(self.folder), lease=30.0,
+                    connection, run, kind=kind, host=socket.gethostname(), folder=str(self.folder), lease=30.0,
                     proved_dead=proved_dead,
                 )  # fmt: skip
                 return claim.token

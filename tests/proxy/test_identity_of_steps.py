@@ -351,6 +351,19 @@ def test_a_named_step_is_one_step_however_often_it_is_asked_for(shared: Stack, r
     assert [each.header("twiceshy-step") for each in shared.received("any")] == [None, None]
 
 
+@paths
+def test_a_named_step_asked_for_twice_at_once_is_made_once(
+    shared: Stack, run: str, path: str, body: dict[str, object]
+) -> None:
+    shared.sandbox.fault(match={"path": path}, hold="slow")
+    first = shared.claim(run)
+    asked = [first.in_background("POST", shared.url(path), body, {"Twiceshy-Step": "one"}) for _ in range(3)]
+    shared.sandbox.wait_held("slow")
+    shared.sandbox.release("slow")
+    assert len(bodies([each.result() for each in asked])) == 1
+    assert len(shared.received(method="POST")) == 1
+
+
 @killed
 def test_a_named_step_with_another_request_is_diverged(shared: Stack, run: str, kill: Kill) -> None:
     named = {"Twiceshy-Step": "refund"}
