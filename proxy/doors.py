@@ -14,11 +14,14 @@ import socket
 import struct
 import termios
 from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeAlias
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from proxy import wire
+from proxy.identity import Tunnel, connect
 from proxy.peers import Process
 from proxy.refusals import Refusal
 
@@ -29,11 +32,13 @@ HEADERS_LIMIT = 1000
 _HIGH_WATER = 64 << 10
 #: Polling for acknowledgement: seconds, doubled up to the last.
 _POLL_FIRST, _POLL_LAST = 0.001, 0.1
-NO_TUNNELS = Refusal(
-    "not-supported",
-    "This version of twiceshy does not open https tunnels (CONNECT). Use http:// upstreams, or the gateway address "
-    "http://SIDECAR/@RUN:TOKEN/https/HOST/PATH as the base URL of your SDK. Nothing was sent.",
-)
+NO_TUNNEL_INSIDE = Refusal("bad-request", "A CONNECT inside a tunnel leads nowhere. Nothing was sent.")
+ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
+_TLS_HANDSHAKE = 0x16
+
+
+#: Goes on with a tunnel whose client begins TLS: the door, and the first bytes of the handshake.
+OpenTls: TypeAlias = "Callable[[Door, bytes], None]"
 
 
 class Written(web.StreamResponse):
@@ -79,8 +84,13 @@ class _Inner(RequestHandler):
 class Door(asyncio.Protocol):
     """One client connection."""
 
-    def __init__(self, server: web.Server, doors: "set[Door]", lease: float) -> None:
+    def __init__(
+        self, server: web.Server, doors: "set[Door]", lease: float, open_tls: OpenTls, tunnel: Tunnel | None = None
+    ) -> None:
         self._server = server
+        self._open_tls = open_tls
+        self._under: asyncio.Transport | None = None  # the connection that carries the TLS of this one
+        self.tunnel = tunnel  # what CONNECT said
         self._doors = doors
         self._lease = lease
         self._inner: RequestHandler | None = None
@@ -118,6 +128,7 @@ class Door(asyncio.Protocol):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, third)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, third)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        self._begin()
 
     def data_received(self, data: bytes) -> None:
         self._received += 1
@@ -126,12 +137,31 @@ class Door(asyncio.Protocol):
             self._wake()
             return
         self._first += data
-        if b"CONNECT ".startswith(bytes(self._first[:8])):
-            # The whole head is taken: a client that still writes would not read the answer.
-            if b"\r\n\r\n" in self._first or len(self._first) > HEAD_LIMIT:
-                self.refuse(NO_TUNNELS)
-            return
+        # Inside a tunnel's TLS a request may come before the loop has said that the connection is made.
+        if self.transport is not None:
+            self._begin()
+
+    def _begin(self) -> None:
         assert self.transport is not None
+        if not self._first:
+            return
+        if self.tunnel is None and b"CONNECT ".startswith(bytes(self._first[:8])):
+            head, whole, rest = self._first.partition(b"\r\n\r\n")
+            if not whole:
+                if len(self._first) > HEAD_LIMIT:
+                    self.abort()
+                return
+            self.tunnel = connect(bytes(head))
+            self._first = rest
+            self.transport.write(ESTABLISHED)
+            self._begin()
+            return
+        if self.tunnel is not None and self._under is None and self._first[0] == _TLS_HANDSHAKE:
+            self.transport.pause_reading()
+            self._open_tls(self, bytes(self._first))
+            return
+        if self.tunnel is not None and self._under is None:
+            self.tunnel = replace(self.tunnel, target=replace(self.tunnel.target, scheme="http"))
         self._inner = _Inner(
             self._server,
             loop=asyncio.get_running_loop(),
@@ -144,6 +174,13 @@ class Door(asyncio.Protocol):
         self._inner.connection_made(self.transport)
         self._inner.data_received(bytes(self._first))
         self._first.clear()
+
+    def inside(self) -> "Door":
+        """The door of what comes out of this tunnel's TLS; this one is out of use."""
+        self._doors.discard(self)
+        inner = Door(self._server, self._doors, self._lease, self._open_tls, self.tunnel)
+        inner._under = self.transport
+        return inner
 
     def eof_received(self) -> bool | None:
         self._end()
@@ -236,7 +273,8 @@ class Door(asyncio.Protocol):
             count: int = struct.unpack("i", fcntl.ioctl(self._fd, termios.TIOCOUTQ, b"\0\0\0\0"))[0]
         except OSError:
             count = 0
-        return count + self.transport.get_write_buffer_size()
+        under = self._under.get_write_buffer_size() if self._under is not None else 0
+        return count + under + self.transport.get_write_buffer_size()
 
     async def acknowledged(self) -> bool:
         """Wait until all that was written is acknowledged (True), or the client is gone without.
@@ -311,10 +349,16 @@ def is_silent(tcp_info: bytes, limit: float) -> bool:
     return (retransmits > 0 or probes > 1) and last_ack_received > limit * 1000
 
 
-async def listen(server: web.Server, host: str, port: int, doors: set[Door], lease: float) -> asyncio.Server:
+async def listen(
+    server: web.Server, host: str, port: int, doors: set[Door], lease: float, open_tls: OpenTls
+) -> asyncio.Server:
     """Open the port. Raises OSError when it is taken."""
     loop = asyncio.get_running_loop()
-    return await loop.create_server(lambda: Door(server, doors, lease), host, port, reuse_address=True, backlog=1024)
+
+    def door() -> Door:
+        return Door(server, doors, lease, open_tls)
+
+    return await loop.create_server(door, host, port, reuse_address=True, backlog=1024)
 
 
 def door_of(request: web.BaseRequest) -> Door | None:
