@@ -12,7 +12,7 @@ import time
 from uuid import UUID
 
 from proxy.doors import Door
-from proxy.identity import Named
+from proxy.identity import Named, Tunnel
 from proxy.peers import Process, group_alive
 from proxy.recorder import Exchange
 from proxy.refusals import Refusal
@@ -27,6 +27,8 @@ log = logging.getLogger("twiceshy.attempts")
 _STOPS = {RunStatus.AMBIGUOUS: "ambiguous", RunStatus.DIVERGED: "diverged", RunStatus.OVER_BUDGET: "over-budget"}
 #: How much of a lease is left unused when it is trusted without asking: for clocks that run apart.
 _MARGIN = 0.1
+#: How many hints of one attempt are kept.
+HINTS = 20
 #: Seconds for which an attempt that is over is remembered.
 _REMEMBERED = 60.0
 
@@ -44,6 +46,7 @@ class Run:
         self.refusal: Refusal | None = None
         self.serving: dict[Door, Step | None] = {}  # clients being answered, and what for
         self.outdated = False  # another process moved a step: the journal must be read again
+        self.hints: list[str] = []  # what a person should know of this attempt
         self.requests = 0  # of this attempt, so that a reset can tell whether anything began since
         self.tokenless = False
         self.stale = ""  # tokenless: why nobody can say where its process stands, in words
@@ -309,6 +312,12 @@ class Attempts:
         if report != run.saved:
             await self._journal.save_tape(run.run_id, run.tape.attempt, report)
             run.saved = report
+
+    def distrusted(self, tunnel: Tunnel, words: str) -> None:
+        """A client's TLS failed inside *tunnel*: kept for the summary of its run."""
+        run = self._runs.get(tunnel.named.run) if tunnel.named is not None else None
+        if run is not None and words not in run.hints and len(run.hints) < HINTS:
+            run.hints.append(words)
 
     def exchanges(self) -> list[Exchange]:
         return [exchange for run in self._runs.values() for exchange in run.exchanges.values()]

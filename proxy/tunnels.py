@@ -79,8 +79,8 @@ def _hand_over(transport: asyncio.Transport, data: bytes) -> None:
     protocol = transport.get_protocol()
     if isinstance(protocol, asyncio.BufferedProtocol):
         while data:
-            buffer = protocol.get_buffer(len(data))
+            buffer = memoryview(protocol.get_buffer(len(data)))
             count = min(len(buffer), len(data))
-            memoryview(buffer)[:count] = data[:count]
+            buffer[:count] = data[:count]
             protocol.buffer_updated(count)
             data = data[count:]
