@@ -45,6 +45,7 @@ class Figures:
     latencies: list[float] = field(default_factory=list)
     syncs: list[float] = field(default_factory=list)
     size: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)  # of the sidecar, seconds per step
 
     def median(self) -> float:
         return statistics.median(self.latencies) * 1e3
@@ -56,12 +57,18 @@ class Figures:
 class Bench:
     """The processes, and the ways of one run through them."""
 
-    def __init__(self, dsn: str, stub: str, sidecar: str, session: aiohttp.ClientSession, pool: Pool) -> None:
+    def __init__(self, dsn: str, stub: str, sidecar: str, pid: int, session: aiohttp.ClientSession, pool: Pool) -> None:
         self.dsn = dsn
         self.stub = stub
         self.sidecar = sidecar
+        self.pid = pid
         self.session = session
         self.pool = pool
+
+    def cpu(self) -> float:
+        """Seconds of CPU that the sidecar has used."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def body(self, run: str, n: int) -> bytes:
         return json.dumps({"run": run, "n": n, "text": "x" * 360}).encode()
@@ -145,8 +152,10 @@ async def measure(bench: Bench, rounds: int, steps: int) -> dict[tuple[str, int]
             for flight in FLIGHTS:
                 count = 60 if turn == 0 else steps
                 syncs, size = await settled_syncs(watch), await table_bytes(watch)
+                cpu = bench.cpu()
                 figures = await fly(way, f"{name.replace(' ', '-')}-{turn}", flight, count)
                 done = len(figures.latencies)
+                used = bench.cpu() - cpu
                 after, grown = await settled_syncs(watch), await table_bytes(watch) - size
                 if turn == 0:
                     continue  # warm-up
@@ -156,22 +165,24 @@ async def measure(bench: Bench, rounds: int, steps: int) -> dict[tuple[str, int]
                 if syncs is not None and after is not None:
                     row.syncs.append((after - syncs) / done)
                 row.size.append(grown / done)
+                row.cpu.append(used / done)
     await watch.close()
     return found
 
 
 def table(found: dict[tuple[str, int], Figures]) -> str:
     lines = [
-        "| way | runs in flight | steps/s | p50 ms | p99 ms | added p50 ms | WAL syncs/step | bytes/step |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| way | runs in flight | steps/s | p50 ms | p99 ms | added p50 ms | WAL syncs/step | bytes/step | CPU ms/step |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for (name, flight), row in found.items():
         added = row.median() - found["direct", flight].median()
         syncs = f"{statistics.median(row.syncs):.2f}" if row.syncs and name != "direct" else "–"
         size = f"{statistics.median(row.size):.0f}" if name == "sidecar" else "–"
+        cpu = f"{statistics.median(row.cpu) * 1e3:.2f}" if name == "sidecar" else "–"
         lines.append(
             f"| {name} | {flight} | {statistics.median(row.rates):.0f} | {row.median():.2f} | {row.p99():.2f} "
-            f"| {added:.2f} | {syncs} | {size} |"
+            f"| {added:.2f} | {syncs} | {size} | {cpu} |"
         )
     return "\n".join(lines)
 
@@ -221,7 +232,7 @@ async def main() -> str:
         pool = await stack.enter_async_context(asyncpg.create_pool(dsn, min_size=1, max_size=8))
         await pool.execute("CREATE TABLE IF NOT EXISTS bench_step (key text PRIMARY KEY, answer bytea)")
         session = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
-        bench = Bench(dsn, f"http://127.0.0.1:{stub_port}", f"http://127.0.0.1:{port}", session, pool)
+        bench = Bench(dsn, f"http://127.0.0.1:{stub_port}", f"http://127.0.0.1:{port}", sidecar.pid, session, pool)
         found = await measure(bench, arguments.rounds, arguments.steps)
         delays = [
             statistics.median([await bench.first_event(n + proxied * 1000, proxied) for n in range(30)])

@@ -10,6 +10,7 @@ import json
 import logging
 import time
 from uuid import UUID
+from weakref import WeakValueDictionary
 
 from proxy.doors import Door
 from proxy.identity import Named, Tunnel
@@ -21,7 +22,7 @@ from runtime.entries import AnswerRow, Bound, Fence, Fenced, Stopped, TapeRows
 from runtime.journal import Journal
 from runtime.runs import end_attempt, hash_token, last_attempt
 from runtime.settings import Settings
-from runtime.step import Effect, RunStatus, State
+from runtime.step import Effect, Finality, RunStatus, State
 
 log = logging.getLogger("twiceshy.attempts")
 _STOPS = {RunStatus.AMBIGUOUS: "ambiguous", RunStatus.DIVERGED: "diverged", RunStatus.OVER_BUDGET: "over-budget"}
@@ -106,8 +107,20 @@ class Run:
         return {
             "run": self.run_id, "attempt": tape.attempt, **counts, "drift": tape.drift,
             "calls_saved": tape.calls_saved, "tokens_saved": tape.tokens_saved,
-            "open": self.open, "steps": parts,
+            "open": self.open, "unheard": self.unheard, "steps": parts,
         }  # fmt: skip
+
+    @property
+    def unheard(self) -> list[str]:
+        """Steps of this attempt whose last answer is not final, and came when nobody was there to hear it."""
+        return [
+            step.key
+            for step in self.tape.steps.values()
+            if step.claimed
+            and step.had < len(step.answers)
+            and step.clients == 0
+            and step.answers[-1].facts.finality is not Finality.FINAL
+        ]
 
     @property
     def open(self) -> int:
@@ -164,7 +177,7 @@ class Attempts:
         self._settings = settings
         self._sidecar = sidecar
         self._runs: dict[str, Run] = {}
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # anybody may name any run
 
     async def of(self, named: Named) -> Run | Refusal:
         """The current attempt of a run named with its token. Raises DatabaseAway."""
@@ -275,7 +288,6 @@ class Attempts:
             # Nor right after it: an attempt that failed tells the next one which answers it had.
             if run.refusal is not None and now - run.idle_since > _REMEMBERED:
                 self._runs.pop(run.run_id, None)
-                self._locks.pop(run.run_id, None)
 
     async def finish(self, run: Run) -> None:
         """Its result is here. Where no launcher waits for an exit code, the attempt ends. Raises DatabaseAway."""

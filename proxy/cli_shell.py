@@ -55,3 +55,8 @@ async def claim(arguments: argparse.Namespace) -> int:
 def _startable(row: Any) -> None:
     if row.status.ended or row.status.stopped:
         raise NotNow(f"run {row.id} is {row.status}; twiceshy show {row.id} tells more")
+    if row.tokened:
+        raise NotNow(
+            f"run {row.id} was claimed with a token and takes its current token only: "
+            f"twiceshy run --run {row.id} -- COMMAND, or twiceshy claim {row.id}"
+        )

@@ -276,11 +276,11 @@ class Door(asyncio.Protocol):
         under = self._under.get_write_buffer_size() if self._under is not None else 0
         return count + under + self.transport.get_write_buffer_size()
 
-    async def acknowledged(self) -> bool:
+    async def acknowledged(self, *, strictly: bool = False) -> bool:
         """Wait until all that was written is acknowledged (True), or the client is gone without.
 
-        A client that takes its time takes all the time it needs. A further request on the connection is an
-        acknowledgement as well, and so is ``believe``.
+        A client that takes its time takes all the time it needs. Unless *strictly*, a further request on the
+        connection is an acknowledgement as well, and so is ``believe``.
         """
         self._believed = False
         if self.unacknowledged() == 0:
@@ -296,7 +296,7 @@ class Door(asyncio.Protocol):
                 except TimeoutError:
                     step = min(step * 2, _POLL_LAST)
                 event.clear()
-                if self._received > seen or self._believed or self.unacknowledged() == 0:
+                if self.unacknowledged() == 0 or (not strictly and (self._received > seen or self._believed)):
                     return True
         finally:
             self.unwatch(event)
@@ -310,6 +310,19 @@ class Door(asyncio.Protocol):
             return await self.acknowledged()
         finally:
             self.answered = False
+
+    async def room(self) -> None:
+        """Wait until more may be written, or the client is gone."""
+        if self.writable or self.gone:
+            return
+        event = asyncio.Event()
+        self.watch(event)
+        try:
+            while not self.writable and not self.gone:
+                await event.wait()
+                event.clear()
+        finally:
+            self.unwatch(event)
 
     def believe(self) -> None:
         """The client asks for something again elsewhere and has not closed this connection: it has its answer."""

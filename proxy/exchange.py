@@ -217,7 +217,7 @@ def _try_again(tape: Tape, step: Step, last: AnswerRow) -> bool:
 
     Or if its replay was of no use: the attempt before had it and failed without a new step.
     """
-    if last.facts.finality is not Finality.PROVISIONAL or last.attempt == tape.attempt:
+    if last.facts.finality is not Finality.PROVISIONAL or last.recorded > tape.since:
         return False
     return (tape.last_failed_barren and step.key not in tape.unheard) or tape.last_begun <= last.recorded
 

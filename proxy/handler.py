@@ -95,6 +95,9 @@ class Handler:
 
         run = await self._run(addressed, client.door)
         if isinstance(run, Refusal):
+            ended = self._attempts.get(addressed.named.run)
+            if ended is not None and ended.refusal is run:
+                await self._attempts.save(ended)  # a stopped run's launcher asks once more, for the tape
             return run
         body = await self._read(http, client)
         if isinstance(body, Refusal):

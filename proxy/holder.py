@@ -16,25 +16,43 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from runtime.errors import TwiceshyError, UsageError
+from runtime.folder import Lock, make_folder
 from runtime.keeping import Keeping, settings_as_values
 from runtime.kept import working_folder
 from runtime.settings import Settings
 
 
 def calling_shell() -> int:
-    """The pid of the shell that started us. Not its subshell, which ``$(…)`` may be, and which ends with us."""
+    """The pid of the shell that started us. Not its subshell, which ``$(…)`` may be, and which ends with us.
+
+    Nor whatever it started us by (``uv run``, ``timeout``).
+    """
     pid = os.getppid()
     with contextlib.suppress(OSError, ValueError, IndexError):
-        while pid > 1:
-            parent = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
-            if parent <= 1 or _program(parent) != _program(pid):
-                break
+        while pid > 1 and (parent := _parent(pid)) > 1 and (_is_alike(pid, parent) or _passes_on(pid)):
             pid = parent
     return pid
 
 
-def _program(pid: int) -> tuple[str, bytes]:
-    return str(Path(f"/proc/{pid}/exe").readlink()), Path(f"/proc/{pid}/cmdline").read_bytes()
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+
+
+def _is_alike(pid: int, parent: int) -> bool:
+    """*pid* is a fork of *parent*: a shell that was started anew was given another SHLVL."""
+    return _program(pid) == _program(parent)
+
+
+def _program(pid: int) -> tuple[str, bytes, bytes]:
+    folder = Path(f"/proc/{pid}")
+    return str((folder / "exe").readlink()), (folder / "cmdline").read_bytes(), (folder / "environ").read_bytes()
+
+
+def _passes_on(pid: int) -> bool:
+    """The command line of *pid* ends with ours: ``uv run twiceshy env``, or ``sh -c 'twiceshy env'``."""
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "surrogateescape").rstrip("\0").split("\0")
+    before, found, after = " ".join(words).rpartition(" ".join(["twiceshy", *sys.argv[1:]]))
+    return bool(found) and not after and before[-1:] in ("", " ", "/")
 
 
 @asynccontextmanager
@@ -42,7 +60,15 @@ async def held(settings: Settings, sidecar: Sequence[str]) -> AsyncIterator[Keep
     """A sidecar that goes on when we have ended, until the calling shell has."""
     async with await Keeping.open(settings, sidecar) as keeping:
         yield keeping
-        await asyncio.to_thread(_leave, calling_shell(), settings)
+        shell = calling_shell()
+        if not _lock(keeping, shell).held():
+            await asyncio.to_thread(_leave, shell, settings)
+
+
+def _lock(keeping: Keeping, shell: int) -> Lock:
+    """Whoever has it holds *keeping* for *shell*: one is enough, and each takes its memory."""
+    make_folder(keeping.folder / "shells")
+    return Lock(keeping.folder / "shells" / f"{shell}.lock")
 
 
 def _leave(shell: int, settings: Settings) -> None:
@@ -56,7 +82,7 @@ def _leave(shell: int, settings: Settings) -> None:
     )
     assert process.stdin is not None
     assert process.stdout is not None
-    with process.stdin:
+    with contextlib.suppress(BrokenPipeError), process.stdin:
         process.stdin.write(json.dumps(settings_as_values(settings)).encode())
     with process.stdout:
         said = process.stdout.readline().decode()
@@ -74,17 +100,21 @@ async def _hold(shell: int, settings: Settings) -> None:
         return
     asyncio.get_running_loop().add_reader(life, gone.set)  # readable when the process has ended
     async with await Keeping.open(settings, SIDECAR) as keeping:
+        lock = _lock(keeping, shell)
+        alone = lock.take()
         print("held", flush=True)
         null = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1):
             os.dup2(null, fd)
         waiting = asyncio.create_task(gone.wait())
-        while not gone.is_set():
+        while alone and not gone.is_set():
             changing = asyncio.create_task(keeping.changed())
             await asyncio.wait({waiting, changing}, return_when=asyncio.FIRST_COMPLETED)
             changing.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await changing
+        if alone:
+            lock.path.unlink(missing_ok=True)
 
 
 def main() -> int:

@@ -13,13 +13,14 @@ from enum import Enum
 from typing import Protocol
 from uuid import UUID, uuid4
 
-from proxy.aftermath import Failure, Then, after, pause
+from proxy.aftermath import Failure, Then
+from proxy.conversation import Conversation
 from proxy.incoming import Incoming
 from proxy.message import Request
 from proxy.profiles import Rule
 from proxy.refusals import Refusal
 from proxy.tape import Step, Tape
-from proxy.upstream import Answering, Cut, Denied, Interrupted, NotSent, Silent, Upstream
+from proxy.upstream import Denied, Upstream
 from runtime.entries import (
     Answer,
     AnswerFacts,
@@ -95,7 +96,6 @@ class Exchange:
         self.effect = step.effect if step is not None else Effect.PASSTHROUGH
         self.place = place
         self.run_id = run_id
-        self.heard = False  # a client was given part of this sending's answer
         self.delivered = 0  # bytes of the body that a client's kernel acknowledged; counted for reads
         self.ending: Ending | None = None
         self.refusal: Refusal | None = None
@@ -110,16 +110,21 @@ class Exchange:
         self._journalled = owner is not None
         self._watchers: set[asyncio.Event] = set()
         self._first_byte = -1  # counter of the run's steps when a read's first byte was delivered
-        self._conversing = False  # with the upstream, so that nothing is recorded yet
         self._keeps_cut = False  # broken off by its client, and kept so
-        self._sent = False
         self._named = False  # a record that was committed, or may be, names the answer's body
         self._settled = False
         self._over = False
         self._task: asyncio.Task[None] | None = None
-        self.answer = self._nothing_yet()
+        self._talk = Conversation(
+            shell.journal, shell.upstream, shell.settings, run_id, rule, self.effect, kept=self._journalled
+        )
 
     # ---- clients
+
+    @property
+    def answer(self) -> Incoming:
+        """What has come so far."""
+        return self._talk.answer
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name=f"exchange {self.id}")
@@ -147,10 +152,9 @@ class Exchange:
         self.clients -= 1
         self._close_unread()
         alone = self.clients == 0 and self.effect in (Effect.READ, Effect.PASSTHROUGH)
-        if not alone or not self._conversing or self._task is None:
+        if not alone or self._talk.over or self.ending is not None or self._task is None:
             return False
         self._keeps_cut = self._acted_on()
-        self._conversing = False
         self._end(Ending.LOST)
         if not self._keeps_cut:
             # At once: an equal request may come before the task has noticed, and must not join it.
@@ -168,6 +172,10 @@ class Exchange:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+
+    def note_head(self) -> None:
+        """A client was given the head."""
+        self._talk.heard = True
 
     def note_first_byte(self) -> None:
         """A client was given the first byte of the body."""
@@ -189,7 +197,7 @@ class Exchange:
         try:
             result = await self._go_on_when_broken_off()
         except DatabaseAway as error:
-            fate = "The request was sent." if self._sent else "Nothing was sent."
+            fate = "The request was sent." if self._talk.sent else "Nothing was sent."
             self._refuse(Refusal("database-away", f"{error} {fate}", self.run_id, self._key()))
         except Exception as error:
             log.exception("exchange of run %s step %s failed", self.run_id, self._key())
@@ -220,7 +228,7 @@ class Exchange:
             await self._put_back()
             return NOTHING
         try:
-            failed = await self._converse()
+            failed = await self._talk.hold(self.request, self._pulse, self._stopped)
         except Denied as error:
             self._refuse(Refusal("denied", f"{error}. Nothing was sent.", self.run_id or None, self._key()))
             await self._put_back()
@@ -250,60 +258,8 @@ class Exchange:
         await self._put_back()
         return False
 
-    async def _converse(self) -> tuple[Failure, str] | None:
-        """Send, and take the answer in; again where that is allowed. None: it is here whole. Raises Denied."""
-        limit = self._shell.settings.exchange_timeout
-        self._conversing = True
-        try:
-            async with asyncio.timeout(limit):
-                return await self._send_until_answered()
-        except TimeoutError:
-            return Failure.SILENT, f"the exchange took longer than {limit:g} s (exchange_timeout)"
-        finally:
-            self._conversing = False
-
-    async def _send_until_answered(self) -> tuple[Failure, str] | None:
-        tries = 0
-        while True:
-            tries += 1
-            answering: Answering | None = None
-            self._sent = True
-            try:
-                # Who named no run shares a connection with nobody.
-                fresh = self.effect is Effect.AT_MOST_ONCE or not self.run_id
-                answering = await self._shell.upstream.send(self.run_id, self.request, fresh=fresh)
-                await self.answer.take(answering, self.request.method, self.rule.dialect, self._pulse)
-                return None
-            except NotSent as error:
-                failed = Failure.NOT_SENT, str(error)
-            except Interrupted as error:
-                failed = Failure.INTERRUPTED, str(error)
-            except Silent as error:
-                failed = Failure.SILENT, str(error)
-            except Cut as error:
-                failed = Failure.CUT, str(error)
-            finally:
-                if answering is not None:
-                    answering.close()
-            stopped = self._owner is not None and self._owner.refusal is not None
-            left = 0 if stopped else self._shell.settings.resend + 1 - tries
-            if self._after(failed[0], left) is not Then.SEND_AGAIN:
-                return failed
-            log.info("run %s step %s: %s (%s), sending again", self.run_id, self._key(), *failed)
-            await self._start_over()
-            await asyncio.sleep(pause(tries))
-
-    async def _start_over(self) -> None:
-        """Forget what came of the last sending, of which no client had anything."""
-        old, self.answer = self.answer, self._nothing_yet()
-        await old.abandon()
-        old.close()
-
-    def _nothing_yet(self) -> Incoming:
-        return Incoming(self._shell.journal, self._shell.settings, self.run_id if self._journalled else None)
-
-    def _after(self, failure: Failure, left: int) -> Then:
-        return after(failure, self.effect, left=left, heard=self.heard, mode=self._shell.settings.mode)
+    def _stopped(self) -> bool:
+        return self._owner is not None and self._owner.refusal is not None
 
     def _key(self) -> str | None:
         return self.step.key if self.step is not None else None
@@ -368,7 +324,7 @@ class Exchange:
     # ---- failures
 
     async def _failed(self, failure: Failure, words: str) -> Result:
-        then = self._after(failure, 0)
+        then = self._talk.after(failure, 0)
         if then is Then.AMBIGUOUS and self._journalled:
             await self._stop_ambiguous(failure, words)
             return NOTHING
@@ -378,8 +334,8 @@ class Exchange:
             return await self._record(Finality.PROVISIONAL, ending=Ending.CUT)
         code = "upstream-timeout" if failure is Failure.SILENT else "upstream"
         sent = "Nothing was sent." if failure is Failure.NOT_SENT else "The request was sent."
-        await self._start_over()
-        self.answer.say(Refusal(code, f"{self.request.authority}: {words}. {sent}", self.run_id or None, self._key()))
+        words = f"{self.request.authority}: {words}. {sent}"
+        await self._talk.start_over(instead=Refusal(code, words, self.run_id or None, self._key()))
         if not self._journalled:
             return self._finish(Ending.WHOLE, NOTHING)
         state = State.NOT_SENT if failure is Failure.NOT_SENT and self.effect is not Effect.READ else State.ANSWERED

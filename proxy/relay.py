@@ -59,7 +59,10 @@ async def give(client: Client, head: Head, body: bytes) -> bool:
         head = Head(head.status, head.reason, (*head.headers, (b"Content-Length", b"%d" % len(body))))
     kind = client.framing(head)
     out = client.head(head, kind, ())
-    client.door.write(out if kind is Framing.NONE else out + wire.piece(body, kind) + wire.end(kind))
+    await client.door.room()  # who sends ahead and never reads must not fill our memory
+    if kind is not Framing.NONE:
+        out += wire.piece(body, kind)
+    client.door.write(out + wire.end(kind))
     return await client.door.answered_whole()
 
 
@@ -69,30 +72,30 @@ async def replay(client: Client, row: AnswerRow, body: AsyncIterator[bytes] | by
     head = Head(facts.status, facts.reason, facts.headers)
     kind = client.framing(head)
     out = client.head(head, kind, extra)
+    await door.room()
     if isinstance(body, bytes):
         if kind is not Framing.NONE:
             out += wire.piece(body, kind)
     else:
-        wake = asyncio.Event()
-        door.watch(wake)
-        try:
-            # The head goes out with the first piece: while that cannot be read, there is still a refusal to give.
-            async for data in body:
-                for offset in range(0, len(data), client.buffer):
-                    door.write(out + wire.piece(data[offset : offset + client.buffer], kind))
-                    out = b""
-                    while not door.writable and not door.gone:
-                        await wake.wait()
-                        wake.clear()
-                if door.gone:
-                    return False
-        finally:
-            door.unwatch(wake)
-    cut = not facts.whole and kind is not Framing.NONE
-    door.write(out if cut or kind is Framing.NONE else out + wire.end(kind))
-    delivered = await door.answered_whole()
-    if cut:
-        client.cut(kind)
+        # The head goes out with the first piece: while that cannot be read, there is still a refusal to give.
+        async for data in body:
+            for offset in range(0, len(data), client.buffer):
+                door.write(out + wire.piece(data[offset : offset + client.buffer], kind))
+                out = b""
+                await door.room()
+            if door.gone:
+                return False
+    if facts.whole or kind is Framing.NONE:
+        door.write(out + wire.end(kind))
+        return await door.answered_whole()
+    door.write(out)
+    return await _cut_behind(client, kind)
+
+
+async def _cut_behind(client: Client, kind: Framing) -> bool:
+    """Cut an answer behind what came of it; True when the client had all of that."""
+    delivered = await client.door.acknowledged(strictly=True)
+    client.cut(kind)
     return delivered
 
 
@@ -138,11 +141,11 @@ class _Feed:
                 return False
             out = self._next(ending)
             if self._head_sent and ending is not None and self._offset >= exchange.answer.spool.size:
-                door.write(out + wire.end(self._kind) if ending is Ending.WHOLE else out)
-                delivered = await door.answered_whole()
                 if ending is Ending.CUT:
-                    self._client.cut(self._kind)
-                return delivered
+                    door.write(out)
+                    return await _cut_behind(self._client, self._kind)
+                door.write(out + wire.end(self._kind))
+                return await door.answered_whole()
             if out:
                 door.write(out)
             elif not await self._woken():
@@ -156,10 +159,10 @@ class _Feed:
         soon = answer.whole and ending is None and answer.spool.size <= _ONE_PIECE
         if not self._head_sent and answer.head is not None:
             self._kind = self._client.framing(answer.head)
-            ends = self._kind is Framing.NONE or wire.content_length(answer.head.headers) == 0
-            if ending is not None or not (soon or ends):
+            if ending is not None or not (soon or self._kind is Framing.NONE or self._is_empty(answer.head)):
                 out = self._client.head(answer.head, self._kind, self._extra)
-                self._head_sent = exchange.heard = True
+                self._head_sent = True
+                exchange.note_head()
         count = min(answer.released - self._offset, self._client.buffer)
         self._held = answer.whole and ending is None and (soon or count <= 0)
         if self._head_sent and count > 0 and self._client.door.writable and (self._offset or not soon):
@@ -171,6 +174,10 @@ class _Feed:
             self._offset += count
             exchange.note_first_byte()
         return out
+
+    def _is_empty(self, head: Head) -> bool:
+        """The head is the end."""
+        return self._kind is Framing.LENGTH and wire.content_length(head.headers) == 0
 
     async def _woken(self) -> bool:
         """Wait until there may be more to do; False: the end is held back, and the record does not come."""

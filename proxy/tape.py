@@ -4,6 +4,7 @@ A ``Tape`` is built from the journal's rows when an attempt first speaks and is 
 sidecar writes. It holds no I/O: ``proxy.exchange`` decides on it, the shells tell it what happened.
 """
 
+from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -75,6 +76,7 @@ class Tape:
     """A run in the memory of its sidecar, for one attempt."""
 
     attempt: int
+    since: int = 0  # the run's counter when this attempt began here: what is recorded later came in this attempt
     last_failed_barren: bool = False
     unheard: frozenset[str] = frozenset()  # steps that the attempt before is not known to have asked for
     steps: dict[str, Step] = field(default_factory=dict)
@@ -93,8 +95,7 @@ class Tape:
         self.steps[step.key] = step
         if not step.facts.explicit:
             same = self.prints.setdefault(step.facts.fingerprint, [])
-            same.append(step)
-            same.sort(key=lambda other: other.facts.occurrence)
+            insort(same, step, key=lambda other: other.facts.occurrence)
         return step
 
     def equals(self, fingerprint: bytes) -> list[Step]:
@@ -183,6 +184,7 @@ def build(rows: TapeRows, here: frozenset[UUID] | set[UUID]) -> Tape:
             )
         )
         tape.began(step, row.begun)
+        tape.since = max([tape.since, row.begun, *(answer.recorded for answer in row.answers)])
         if row.answers and row.facts.effect is not Effect.READ:
             tape.missing.add(step.key)
     return tape

@@ -125,7 +125,7 @@ class Answering:
     async def pieces(self) -> AsyncIterator[bytes]:
         """The body as it comes. Raises Cut when it ends too early, Silent when nothing comes."""
         content = self._response.content
-        while True:
+        while not content.at_eof():
             try:
                 async with asyncio.timeout(self._silence):
                     data = await content.readany()

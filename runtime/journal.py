@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 #: Connections for what is not an entry.
 POOL = 4
-#: Rows understood between two looks at the event loop: about 5 ms of work.
+#: Rows understood between two looks at the event loop: some milliseconds of work.
 BREATH = 500
 
 
@@ -266,7 +266,8 @@ class Journal:
             try:
                 async with self._pool.acquire(timeout=left) as pooled:
                     connection = cast(Connection, pooled)
-                    with database.bounded(connection, left):
+                    # Half the wait, first: a connection that a firewall forgot leaves time for a fresh one.
+                    with database.bounded(connection, left if tries else left / 2):
                         return await self._do(work, connection, snapshot)
             except database.ERRORS as error:
                 if database.is_bug(error):

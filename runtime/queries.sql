@@ -16,6 +16,10 @@ SELECT to_regclass('twiceshy.migration') IS NOT NULL;
 -- migration_table: which migrations were applied
 CREATE TABLE twiceshy.migration (name text PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now());
 
+-- durability: settings without which a commit may be lost with the machine
+SELECT s.name, s.setting FROM pg_settings s
+WHERE s.name IN ('fsync', 'full_page_writes', 'synchronous_commit') AND s.setting = 'off' ORDER BY s.name;
+
 -- migrations: the applied ones
 SELECT name FROM twiceshy.migration;
 

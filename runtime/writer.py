@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 #: Bounds of a batch. Beyond about 100 entries a larger one saves nothing; Postgres takes no value over 1 GB.
 BATCH = 256
 BATCH_BYTES = 8 << 20
-#: A batch may take this long beyond database_wait for each of its MB.
+#: A batch may take half of database_wait, and this long more for each of its MB.
 PATIENCE_PER_MB = 1.0
 #: How long a run whose row is locked is set aside.
 ASIDE = 0.5
@@ -95,7 +95,13 @@ class Writer:
     async def start(self) -> None:
         """Connect, and see that the schema is there. Raises DatabaseAway, UsageError."""
         try:
-            await self._fetch(await self._connect(), [])
+            connection = await self._connect()
+            await self._fetch(connection, [])
+            for row in await connection.fetch(sql("durability")):
+                log.warning(
+                    "%s runs with %s = %s: with the machine, answers that agents acted on may be lost",
+                    database.where(self._dsn), row["name"], row["setting"],
+                )  # fmt: skip
         except (asyncpg.InvalidSchemaNameError, asyncpg.UndefinedObjectError, asyncpg.UndefinedFunctionError) as error:
             await self._disconnect()
             raise UsageError(
@@ -247,7 +253,8 @@ class Writer:
         connection = self._connection
         if connection is None or connection.is_closed():
             connection = await self._connect()
-        patience = self._wait + PATIENCE_PER_MB * sum(map(rows.size, batch)) / (1 << 20)
+        # Half the wait: a connection that a firewall forgot leaves time for a fresh one.
+        patience = self._wait / 2 + PATIENCE_PER_MB * sum(map(rows.size, batch)) / (1 << 20)
         try:
             with database.bounded(connection, patience):
                 return await self._fetch(connection, batch)

@@ -112,6 +112,10 @@ class Wire:
         except ConnectionResetError:
             return True
 
+    def gone_after_head(self) -> bool:
+        """Wait for the connection's end; True if nothing came but a head, or not even that."""
+        return self.rest_of_cut().count(b"\r\n\r\n") <= 1
+
     def close(self) -> None:
         self.sock.close()
 
@@ -128,7 +132,7 @@ class Origin:
         self._listener = socket.create_server((host, 0), backlog=64)
         self._listener.settimeout(PATIENCE)
         self.port: int = self._listener.getsockname()[1]
-        self._taken: list[Wire] = []
+        self.taken: list[Wire] = []
 
     def url(self, target: str) -> str:
         return f"http://127.0.0.1:{self.port}{target}"
@@ -136,7 +140,7 @@ class Origin:
     def accept(self) -> Wire:
         """The next connection."""
         wire = Wire(self._listener.accept()[0])
-        self._taken.append(wire)
+        self.taken.append(wire)
         return wire
 
     def nobody(self, seconds: float = 0.1) -> bool:
@@ -161,7 +165,7 @@ class Origin:
 
     def close(self) -> None:
         self._listener.close()
-        for wire in self._taken:
+        for wire in self.taken:
             wire.close()
 
     def __enter__(self) -> Self:

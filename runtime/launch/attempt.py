@@ -138,6 +138,9 @@ class Attempt:
         ended = await asyncio.shield(agent.exit)
         if self.signals.interrupted_by(ended):
             return Ended(Why.INTERRUPTED, ended)
+        # Asking binds, so this is asked first. One that has spoken is served by the sidecar that it began with, or
+        # refused; for others it may be that they could reach none, and only our own view of the sidecars can tell.
+        spoke = (await self.patient.ask(runs.get_run, self.claim.run_id)).sidecar is not None
         missed = False
         unheard: set[str] = set()
         pause = 0.02
@@ -149,7 +152,7 @@ class Attempt:
                     return Ended(Why.SIDECAR, ended, "its sidecar was replaced")
                 return Ended(Why.EXITED, ended)  # fenced, stopped: the database has the last word
             if isinstance(told, sidecar.Told):
-                if missed or (self.keeping.sidecar != self.sidecar and ended.code != 0):
+                if not spoke and (missed or (self.keeping.sidecar != self.sidecar and ended.code != 0)):
                     return Ended(Why.SIDECAR, ended, "its sidecar was replaced")
                 unheard |= told.unheard
                 if told.open == 0 or ended.code != 0:

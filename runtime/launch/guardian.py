@@ -113,6 +113,9 @@ class Guardian:
 
     def run(self) -> None:
         self.libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        # SIGSTOP cannot be ignored: one that is stopped with its group must still hear of the launcher's death. The
+        # kernel wakes orphaned groups only, and below another subreaper of the same session this one is none.
+        self.libc.prctl(PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
         for fd in (self.control, self.report_fd):
             os.set_inheritable(fd, False)
         for number in (*REPORTED, signal.SIGCHLD):

@@ -114,6 +114,11 @@ class Exchange:
     tries: int = 0
     reply: Reply | None = None
     row: AnswerRow | None = None
+    lost: bool = False  # to another exchange: who waits for it decides again
+
+    def has(self, step: Step) -> bool:
+        """*step* is under way in this exchange, which this attempt began, or one before it."""
+        return self.step is step or step.exchange == self.id
 
     def left(self, client: Client) -> None:
         """A read is cancelled with its last client."""
@@ -139,20 +144,20 @@ class Exchange:
             if not isinstance(outcome, Begun):
                 self._end()
                 return
-            if not self.sidecar.believed:
-                self._write(PutBack(RUN, self.step.key, self.id))
-                self.step.state, self.step.exchange = State.NOT_SENT, None
-                self._end()
-                return
             self.sidecar.tape.began(self.step, outcome.begun)
             self.step.first_sent_at = self.step.first_sent_at or outcome.first_sent_at.timestamp()
             self.step.state, self.step.exchange = State.SENT, self.id
         self.stage = Stage.INTENDED
 
     def _send(self, fault: Fault) -> None:
-        step, journal = self.step, self.sidecar.journal
+        step = self.step
         if step.effect is not Effect.READ:
-            row = journal.rows[step.key]
+            if not self.tries and not self.sidecar.believed:
+                self._write(PutBack(RUN, step.key, self.id))
+                step.state, step.exchange = State.NOT_SENT, None
+                self._end()
+                return
+            row = self.sidecar.journal.rows[step.key]
             mine = (row.state, row.exchange) == (State.SENT, self.id)
             assert mine or not self.sidecar.believed, "sent without its intent"
         self.tries += 1
@@ -210,7 +215,8 @@ class Exchange:
 
     def _write(self, entry: Entry) -> Outcome:
         outcome = self.sidecar.journal.write(entry)
-        self.sidecar.outdated = self.sidecar.outdated or isinstance(outcome, Conflict)
+        self.lost = isinstance(outcome, Conflict)
+        self.sidecar.outdated = self.sidecar.outdated or self.lost
         return outcome
 
     def _end(self) -> None:
@@ -236,10 +242,12 @@ class Sidecar:
     def take(self, fence: Fence) -> None:
         """The first request of an attempt: what is under way here goes onto its tape."""
         self.fence = fence
+        known = self.tape.steps if self.tape.attempt == self.journal.attempt - 1 else {}
         self.tape = build(self.journal.load(), set(self.exchanges))
+        self.tape.unheard = frozenset(key for key in self.tape.steps if key not in known or not known[key].had)
         for exchange in self.exchanges.values():
-            if exchange.step.effect is not Effect.READ:
-                exchange.fence = fence
+            if exchange.step.effect is not Effect.READ and exchange.stage is not Stage.DECIDED:
+                exchange.fence = fence  # an intent is still its own attempt's
 
     def decide(self, asked: Arrival) -> Decision:
         """What becomes of a request."""
@@ -258,12 +266,15 @@ class Sidecar:
             case Ambiguous() | Diverged():
                 status = RunStatus.AMBIGUOUS if isinstance(due, Ambiguous) else RunStatus.DIVERGED
                 exchange = due.step.exchange if due.step.state is State.SENT else None
-                self.journal.write(Stop(self.fence, status, due.step.key, "", exchange))
-                return status
+                outcome = self.journal.write(Stop(self.fence, status, due.step.key, "", exchange))
+                if not isinstance(outcome, Conflict):
+                    return status
+                self.outdated = True  # the step has moved on
+                return self.ask(asked, body)
             case Replay(step, n):
                 return self._serve(step, asked, Client(step, self.tape, None, n, step.answers[n]), Part.REPLAYED)
             case Join(step):
-                exchange_ = next(one for one in self.exchanges.values() if one.step.key == step.key)
+                exchange_ = next(one for one in self.exchanges.values() if one.has(step))
                 return self._serve(step, asked, Client(step, self.tape, exchange_, exchange_.place), Part.JOINED)
             case Send():
                 exchange_ = self._begin(due, asked, body)
@@ -283,6 +294,8 @@ class Sidecar:
             step = self.tape.add(Step(facts))
         sent = step.facts.request_body if due.first else body
         exchange = Exchange(self, step, due.place, due.replaces, sent, self.fence, self.tape.attempt)
+        if due.place < len(step.answers):
+            self.journal.replaced.append((step.key, due.place, self.tape.last_failed_barren, self.journal.counter))
         step.where, step.place = Where.HERE, due.place
         self.exchanges[exchange.id] = exchange
         return exchange
@@ -302,12 +315,14 @@ class Sidecar:
         self.exchanges.pop(exchange.id, None)
         self.ended.add(exchange.id)
         step = self.tape.steps.get(exchange.step.key)
-        if step is None or step.where is not Where.HERE:
+        if step is None or step.where is not Where.HERE or not exchange.has(step):
             return
         if exchange.row is not None and exchange.step.state is not None:
             self.tape.record(step, exchange.row, exchange.step.state)
             return
         step.where, step.state = Where.NOWHERE, exchange.step.state
+        if step.state is not State.SENT:
+            step.exchange = None
 
     def refresh(self) -> None:
         """What other processes wrote since: as ``Attempts.refresh``."""

@@ -171,7 +171,7 @@ def test_what_cannot_be_undone_stays_bytes_under_its_encoding(coding: bytes) -> 
 
 
 @pytest.mark.parametrize(
-    "cut", [gzip.compress(b"a" * 99)[:-3], zlib.compress(b"a" * 99)[:-3], gzip.compress(b"a") + b"x"]
+    "cut", [gzip.compress(b"a" * 99, mtime=0)[:-3], zlib.compress(b"a" * 99)[:-3], gzip.compress(b"a", mtime=0) + b"x"]
 )
 def test_cut_or_followed_by_rubbish_stays_bytes(cut: bytes) -> None:
     for coding in (b"gzip", b"deflate"):

@@ -106,6 +106,16 @@ def test_a_read_whose_client_went_away_is_made_again_as_the_same_step() -> None:
 
 
 @EACH
+def test_a_step_that_has_a_client_again_is_sought_by_nobody(asked: Arrival) -> None:
+    scene = Scene()
+    scene.ask(asked).hang_up()
+    again = scene.ask(asked)
+    assert scene.decide(beaten(asked)) == Send(None, 2, 0)
+    scene.finish(again)
+    assert scene.decide(asked) == Send(None, 2, 0)
+
+
+@EACH
 def test_a_reset_right_after_the_answer_undoes_its_delivery(asked: Arrival) -> None:
     """Delivered whole = acknowledged … and not reset before another request of the attempt began."""
     scene = Scene()
@@ -351,6 +361,18 @@ def test_after_a_repetition_every_further_effect_is_refused_once_one_was_answere
     assert isinstance(scene.decide(TOKENLESS_REFUND), NoAttempt)
     assert isinstance(scene.decide(replace(TOKENLESS_MAIL, explicit="mail")), Send)
     assert isinstance(scene.decide(TOKENLESS_READ), Send)
+
+
+def test_nor_while_the_first_one_is_on_its_way() -> None:
+    """The task gave up on it, and begins anew; whether it was made will be known later."""
+    scene = Scene()
+    scene.call(TOKENLESS_LLM)
+    client = scene.ask(TOKENLESS_REFUND)
+    until(client, Stage.OUT)
+    client.hang_up()
+    scene.call(TOKENLESS_LLM)
+    assert isinstance(scene.decide(TOKENLESS_MAIL), NoAttempt)
+    assert isinstance(scene.decide(TOKENLESS_REFUND), Join)
 
 
 def test_samples_taken_in_parallel_are_no_repetition() -> None:

@@ -173,6 +173,19 @@ def test_an_answer_is_not_tried_again_within_its_own_attempt_unheard() -> None:
     assert [scene.call(REFUND)[0], scene.call(REFUND)[0]] == [503, 200]
 
 
+def test_an_answer_that_was_waited_for_is_given_whoever_asked_for_it_first() -> None:
+    """The exchange is of the attempt before; its answer came in this one, and another client may be given it yet."""
+    for asked in (LLM, REFUND, MAIL):
+        named = replace(asked, explicit="the one")
+        scene = Scene()
+        until(scene.ask(named), Stage.OUT, Fault.LIMITED)
+        scene.restart()
+        joined = scene.ask(named)
+        assert joined.exchange is not None
+        joined.exchange.advance()
+        assert scene.decide(named) == Replay(joined.step, 0)
+
+
 def test_when_an_attempt_that_replayed_it_failed_without_a_new_step_it_is_tried_again() -> None:
     scene = Scene()
     scene.call(REFUND, Fault.BUSY)
@@ -219,23 +232,20 @@ def test_in_flight_here_and_of_an_earlier_attempt_is_joined(asked: Arrival) -> N
 
 
 @NO_READ
-def test_an_exchange_that_has_not_written_its_intent_is_met_again(asked: Arrival) -> None:
-    """The restarted agent asks before the first one's intent: one of the two gives way, one goes out."""
-    for first_wins in (True, False):
+def test_an_exchange_that_has_not_written_its_intent_never_sends(asked: Arrival) -> None:
+    """Its attempt is over: the intent is fenced. Else the next attempt, which does not know of it, sends one more."""
+    for first in (True, False):
         scene = Scene()
         old = scene.ask(asked)
         scene.restart()
         new = scene.ask(asked)
-        first, second = (old, new) if first_wins else (new, old)
-        assert first.exchange is not None
-        assert second.exchange is not None
-        first.exchange.advance()
-        second.exchange.advance()
-        assert second.exchange.stage is Stage.OVER
-        if first_wins:
-            new.hang_up()
-            new = scene.ask(asked)
+        assert old.exchange is not None
+        if first:
+            old.exchange.advance()
         assert scene.finish(new)[0] == 200
+        if not first:
+            old.exchange.advance()
+        assert old.exchange.stage is Stage.OVER
         assert scene.upstream.calls.total() == 1
 
 

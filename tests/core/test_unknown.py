@@ -101,6 +101,18 @@ def test_retention_counts_from_the_first_sending() -> None:
     assert isinstance(scene.decide(REFUND), Ambiguous)
 
 
+@pytest.mark.parametrize("asked", [LLM, REFUND], ids=name)
+def test_what_was_tried_again_and_lost_keeps_its_place(asked: Arrival) -> None:
+    """A trailing answer gave up its place to what was lost: the next one stands there, and nowhere else."""
+    scene = Scene()
+    scene.call(asked, Fault.LIMITED)
+    scene.restart()
+    until(scene.ask(asked), Stage.OUT)
+    scene.crash()
+    assert scene.call(asked)[0] == 200
+    assert [answer.facts.status for answer in scene.journal.rows[f"{name(asked)}#1"].answers] == [200]
+
+
 def test_a_signed_request_is_never_sent_late() -> None:
     """Signed requests are never rewritten and never sent late: as at_most_once."""
     scene = unknown(replace(REFUND, signed=True))

@@ -65,6 +65,9 @@ class Journal:
     failed_barren: bool = False
     now: float = 1_000_000.0
     dead: set[str] = field(default_factory=set)
+    writes: int = 0
+    #: Answers that are asked for anew: step, place, whether the attempt before failed barren, counter then.
+    replaced: list[tuple[str, int, bool, int]] = field(default_factory=list)
     _brought: dict[UUID, AnswerRow] = field(default_factory=dict)
 
     # ---- attempts
@@ -122,6 +125,7 @@ class Journal:
 
     def write(self, entry: Entry) -> Outcome:
         """Take one entry."""
+        self.writes += 1
         match entry:
             case Answer():
                 return self._answer(entry)
@@ -281,6 +285,7 @@ class Upstream:
 
     calls: Counter[str] = field(default_factory=Counter)  # by name
     made: list[str] = field(default_factory=list)  # name of each effect, LLM call, read; its place is its id
+    under: Counter[str] = field(default_factory=Counter)  # by key: how often something was done under it
     keys: dict[str, int] = field(default_factory=dict)  # key -> id of what was done under it
     bodies: dict[str, bytes] = field(default_factory=dict)  # key -> the bytes that it came with
 
@@ -306,6 +311,8 @@ class Upstream:
                 return self.keys[key]
             self.keys[key] = len(self.made)
         self.made.append(name)
+        if key is not None:
+            self.under[key] += 1
         return len(self.made) - 1
 
     def done(self, name: str) -> int:

@@ -194,3 +194,17 @@ async def test_an_answer_comes_after_it_was_called_not_sent(scene: Scene) -> Non
 def test_every_transition_is_driven() -> None:
     driven = {(state, event) for state in STATES for event in EVENTS}
     assert set(TRANSITIONS) <= driven
+
+
+async def test_no_body_is_compressed_slowly(dsn: str) -> None:
+    connection = await connect(dsn, name="test")
+    try:
+        found = await connection.fetch(
+            "SELECT to_jsonb(a) ->> 'attstorage' AS storage, to_jsonb(a) ->> 'attcompression' AS compression "
+            "FROM pg_attribute a WHERE (a.attrelid, a.attname) IN (('twiceshy.step'::regclass, 'request_body'), "
+            "('twiceshy.answer'::regclass, 'body'), ('twiceshy.body'::regclass, 'data'))"
+        )
+    finally:
+        await connection.close()
+    assert len(found) == 3
+    assert all(row["storage"] == "e" or row["compression"] == "l" for row in found), found

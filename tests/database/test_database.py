@@ -154,3 +154,17 @@ async def test_to_the_end_is_cancelled_only_after_it() -> None:
         await task
     assert done == [True]
     assert await to_the_end(work()) == 7
+
+
+async def test_a_server_that_may_lose_commits_is_named(dsn: str, caplog: pytest.LogCaptureFixture) -> None:
+    connection = await connect(dsn, name="test")
+    try:
+        await connection.execute(
+            f"ALTER DATABASE {await connection.fetchval('SELECT current_database()')} SET synchronous_commit = off"
+        )
+    finally:
+        await connection.close()
+    async with opened(dsn):
+        pass
+    assert "synchronous_commit = off" in caplog.text
+    assert "twiceshy:" not in caplog.text

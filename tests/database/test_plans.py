@@ -129,6 +129,23 @@ async def test_a_group_commit_reads_only_its_own_runs(journal: Journal, full: Co
     assert after["step"][1] > before["step"][1]
 
 
+async def test_a_plan_made_while_the_tables_were_small_would_stay(dsn: str, scene: Scene) -> None:
+    """So it must not be a sequential scan either."""
+    await scene.step("answered", facts=PROVISIONAL)
+    exchange, gone = await scene.begin("sent"), await scene.begin("lost")
+    connection = await connect(dsn, name="test")
+    try:
+        await connection.execute("ANALYZE")
+        batch = [entry_row(entry) for entry in _each_kind(scene, exchange, gone)]
+        async with connection.transaction():
+            before = await touched(connection)
+            await connection.fetch(sql("write"), batch)
+            after = await touched(connection)
+        assert {table: scans for table, (scans, _) in after.items() if scans != before[table][0]} == {}
+    finally:
+        await connection.close()
+
+
 async def touched(connection: Connection) -> dict[str, tuple[int, int]]:
     """Of each table: sequential scans, and rows fetched by an index."""
     found = await connection.fetch(

@@ -9,116 +9,19 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from runtime import runs
 from runtime.database import connect
-from runtime.launch.guardian import processes
 from sandbox.client import Sandbox
 from tests.conftest import _still_keeping, fresh_database, scratch
-from tests.kill.test_guardian import marked
-from tests.kill.test_terminal import Shell
-from tests.stack import PROJECT, ROUTES, wait_apart
-
-#: What every agent below begins with.
-AGENT = """
-import json, os, sys, time, threading, urllib.request, urllib.error
-URL, HERE = os.environ["SANDBOX_URL"], os.environ["HERE"]
-def call(method, path, body=None):
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(URL + path, data, {"Content-Type": "application/json"}, method=method)
-    with urllib.request.urlopen(request) as answer:
-        return json.load(answer)
-def order(n=1):
-    return call("POST", "/orders", {"lines": [{"sku": "rice", "count": n}], "total": n})
-def mail():
-    return call("POST", "/email/send", {"to": "a@example.org", "subject": "s", "text": "t"})
-def started():
-    with open(HERE + "/starts", "a") as file: file.write("x")
-    return os.path.getsize(HERE + "/starts")
-def until(name):
-    while not os.path.exists(f"{HERE}/{name}"): time.sleep(0.01)
-turn = started()
-"""
-
-HOLD = """
-import asyncio, sys
-from proxy.cli import SIDECAR
-from runtime.keeping import Keeping
-from runtime.settings import load
-async def main():
-    async with await Keeping.open(load(), SIDECAR) as keeping:
-        while True:
-            print(keeping.keeper_pid, keeping.sidecar_pid, flush=True)
-            await keeping.changed()
-asyncio.run(main())
-"""
-
-
-def until(condition: Callable[[], Any], what: str, seconds: float = 30.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.01)
-    return value
-
-
-class World:
-    """A keeper with its sidecar, a sandbox, and launchers among them."""
-
-    def __init__(self, dsn: str, home: Path, sandbox: Sandbox) -> None:
-        self.dsn = dsn
-        self.home = home
-        self.sandbox = sandbox
-        kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-        self.environment = kept | {
-            "DATABASE_URL": dsn, "TWICESHY_HOME": str(home), "TWICESHY_CONFIG": str(ROUTES), "TWICESHY_POLL": "0.1",
-            "TWICESHY_BACKOFF": "0.05", "TWICESHY_MAX_ATTEMPTS": "3", "PYTHONPATH": str(PROJECT),
-            "SANDBOX_URL": sandbox.url,
-        }  # fmt: skip
-        self.keeper = self.sidecar = 0
-        self.holder = subprocess.Popen([sys.executable, "-c", HOLD], stdout=subprocess.PIPE, env=self.environment)
-        self._known = threading.Event()
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
-        assert self._known.wait(60)
-
-    def _listen(self) -> None:
-        assert self.holder.stdout is not None
-        for line in self.holder.stdout:
-            self.keeper, self.sidecar = map(int, line.split())
-            self._known.set()
-
-    def close(self) -> None:
-        self.holder.kill()
-        self.holder.wait()
-        self._listener.join()
-        assert self.holder.stdout is not None
-        self.holder.stdout.close()
-
-    def fetch(self, statement: str, *arguments: Any) -> list[Any]:
-        async def work() -> list[Any]:
-            connection = await connect(self.dsn, name="test")
-            try:
-                return list(await connection.fetch(statement, *arguments))
-            finally:
-                await connection.close()
-
-        return wait_apart(work())
-
-    def outcomes(self, run: str) -> list[str | None]:
-        rows = self.fetch("SELECT outcome FROM twiceshy.attempt WHERE run_id = $1 ORDER BY n", run)
-        return [row["outcome"] for row in rows]
-
-    def status(self, run: str) -> str:
-        return str(self.fetch("SELECT status FROM twiceshy.run WHERE id = $1", run)[0]["status"])
+from tests.kill.launchers import Bench, World, until
+from tests.stack import wait_apart
 
 
 @pytest.fixture(scope="module")
@@ -134,80 +37,6 @@ def one_world(server: str, template: str) -> Iterator[World]:
             left = _still_keeping(home, patience=20.0)
     next(databases, None)
     assert not left
-
-
-class Bench:
-    """One test's part of the world: its agent, its run, its launchers."""
-
-    def __init__(self, world: World, folder: Path, run: str) -> None:
-        self.world = world
-        self.sandbox = world.sandbox
-        self.folder = folder
-        self.run_id = run
-        self.program = folder / "agent.py"
-        self.started: list[subprocess.Popen[str]] = []
-        self.before = world.sandbox.counts()
-
-    def agent(self, body: str) -> None:
-        self.program.write_text(AGENT + body)
-
-    @property
-    def command(self) -> list[str]:
-        return [sys.executable, str(self.program)]
-
-    @property
-    def starts(self) -> int:
-        path = self.folder / "starts"
-        return path.stat().st_size if path.exists() else 0
-
-    def launch(self, *command: str, run: str | None = None, flags: tuple[str, ...] = ()) -> "subprocess.Popen[str]":
-        words = ["run", "--run", run or self.run_id, *flags, "--", *(command or self.command)]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "proxy.cli", *words],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env=self.world.environment | {"HERE": str(self.folder)}, cwd=self.folder,
-        )  # fmt: skip
-        self.started.append(process)
-        return process
-
-    def end(self, process: "subprocess.Popen[str]") -> tuple[int, str, str]:
-        out, err = process.communicate(timeout=60)
-        return process.returncode, out, err
-
-    def run(self, *command: str, **more: Any) -> tuple[int, str, str]:
-        return self.end(self.launch(*command, **more))
-
-    def verb(self, *words: str) -> "subprocess.CompletedProcess[str]":
-        return self.shell(shlex.join([sys.executable, "-m", "proxy.cli", *words]))
-
-    def shell(self, script: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            ["sh", "-c", f"{script}\nexit $?"], capture_output=True, text=True, timeout=60, cwd=self.folder,
-            env=self.world.environment | {"HERE": str(self.folder)}, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-
-    def agents(self) -> list[int]:
-        """The living processes of the agent, shells around it included."""
-        mark = str(self.program).encode()
-        found = []
-        for process in processes():
-            try:
-                command = Path(f"/proc/{process.pid}/cmdline").read_bytes()
-            except OSError:
-                continue
-            if mark in command and b"proxy.cli" not in command and b"guardian.py" not in command:
-                found.append(process.pid)
-        return found
-
-    def made(self, service: str) -> int:
-        return self.sandbox.counts().get(service, 0) - self.before.get(service, 0)
-
-    def touch(self, name: str) -> None:
-        (self.folder / name).touch()
-
-    @property
-    def outcomes(self) -> list[str | None]:
-        return self.world.outcomes(self.run_id)
 
 
 @pytest.fixture
@@ -244,7 +73,7 @@ def test_a_finished_run_prints_its_result_and_starts_nothing(bench: Bench) -> No
 def test_a_failing_agent_goes_on_where_it_was(bench: Bench) -> None:
     bench.agent("order(1)\nif turn == 1: sys.exit(9)\norder(2)")
     code, _, err = bench.run()
-    assert code == 0
+    assert code == 0, err
     assert "the agent ended with exit code 9; again at once" in err
     assert "done · 2 attempts (failed) · 2 live, 1 replayed" in err
     assert bench.made("orders") == 2
@@ -303,7 +132,7 @@ def test_an_agent_killed_inside_a_call_joins_it(bench: Bench) -> None:
     until(lambda: bench.starts == 2, "it is started again")
     bench.sandbox.release("order")
     code, _, err = bench.end(process)
-    assert code == 0
+    assert code == 0, err
     assert "the agent was killed by SIGKILL; again at once" in err
     assert "1 live, 0 replayed, 1 joined" in err or "1 live, 1 replayed, 0 joined" in err
     assert bench.made("orders") == 1
@@ -511,7 +340,7 @@ def test_the_agent_is_started_again_when_its_sidecar_died(bench: Bench) -> None:
     os.kill(before, signal.SIGKILL)
     bench.touch("go")
     code, _, err = bench.end(process)
-    assert code == 0
+    assert code == 0, err
     assert "its sidecar was replaced; the agent is started again" in err
     assert bench.outcomes == ["handed_over", "done"]
     assert (bench.made("orders"), bench.made("email")) == (1, 1)
@@ -543,8 +372,8 @@ def test_two_runs_one_interrupted_and_the_keeper_killed(bench: Bench) -> None:
     before = bench.world.keeper
     os.kill(before, signal.SIGKILL)
     bench.touch("go")
-    code, _, _ = bench.end(second)
-    assert code == 0
+    code, _, err = bench.end(second)
+    assert code == 0, err
     assert bench.world.outcomes(f"{bench.run_id}-2")[-1] == "done"
     assert bench.made("orders") == 3
     until(lambda: bench.world.keeper != before, "the new keeper is known")
@@ -595,40 +424,3 @@ def test_a_claimed_token_speaks_for_the_run(bench: Bench) -> None:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({"http": address}))
     with opener.open("http://twiceshy.internal/run", timeout=20) as answer:
         assert json.load(answer)["run"] == bench.run_id
-
-
-def test_a_shell_under_a_run_keeps_its_sidecar(bench: Bench) -> None:
-    """Its programs are journalled with no launcher; the holder ends with the shell."""
-    bench.agent("print(order()['id'])")
-    twiceshy = f"{sys.executable} -m proxy.cli"
-    agent = shlex.join(bench.command)
-    ran = bench.shell(
-        f'eval "$({twiceshy} env --run {bench.run_id})"\necho "$TWICESHY_RUN $$"\n'
-        f"tr '\\0' ' ' </proc/$(pgrep -f \"proxy.holder $$\")/cmdline\necho\n{agent}\n"
-    )
-    assert ran.returncode == 0, ran.stderr
-    said, holder, order = ran.stdout.splitlines()
-    run, shell = said.split()
-    assert run == bench.run_id
-    assert holder.rstrip().endswith(f"-m proxy.holder {shell}")
-    assert order
-    assert bench.made("orders") == 1
-    until(lambda: not marked(f"proxy.holder\0{shell}\0"), "the holder has ended with its shell")
-
-
-def test_env_in_a_terminal_ctrl_c_and_start_again(bench: Bench) -> None:
-    """Each line at an interactive prompt is a process group of its own, hence an attempt of its own."""
-    bench.agent("print(order(1)['id'], flush=True)\nif turn == 1: time.sleep(300)\nprint(order(2)['id'])")
-    terminal = Shell(bench.folder, bench.world.environment | {"HERE": str(bench.folder)})
-    try:
-        terminal.type(f'eval "$({sys.executable} -m proxy.cli env --run {bench.run_id} 2>/dev/null)"; echo "<$?>"\n')
-        terminal.expect("\n<0>", 60)
-        terminal.type(f"{shlex.join(bench.command)}\n")
-        until(lambda: bench.made("orders") == 1, "the first order")
-        terminal.type("\x03")
-        terminal.expect("KeyboardInterrupt")
-        terminal.type(f'{shlex.join(bench.command)}; echo "<$?>"\n')
-        terminal.expect("\n<0>", 30)
-        assert bench.made("orders") == 2
-    finally:
-        terminal.close()

@@ -1,5 +1,6 @@
 """An agent at a terminal, under a real job-control shell: Ctrl-C, Ctrl-Z, fg, bg, pipelines."""
 
+import contextlib
 import os
 import pty
 import select
@@ -29,7 +30,9 @@ async def main():
     agent = await Agent.start(sys.argv[1:], os.environ, ignored=ignored, before=signals.terminal.offer,
                               on_signal=signals.of_group, on_stop=signals.of_stop)
     signals.agent = agent
-    ended = await agent.exit
+    enough = asyncio.create_task(signals.enough.wait())
+    await asyncio.wait({agent.exit, enough}, return_when=asyncio.FIRST_COMPLETED)
+    ended = await agent.end(0)
     signals.terminal.take(reset=ended.code < 0)
     interrupted = signals.interrupted_by(ended)
     print(f"<ended {ended.code} {interrupted}>", file=sys.stderr, flush=True)
@@ -92,6 +95,11 @@ class Shell:
             time.sleep(0.005)
 
     def close(self) -> None:
+        """Kill everything that was started in this terminal; agents go with their launchers."""
+        for process in list(processes()):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if os.getsid(process.pid) == self.pid and process.pid != self.pid:
+                    os.kill(process.pid, signal.SIGKILL)
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
         os.close(self.fd)
@@ -232,3 +240,14 @@ def test_ctrl_backslash_interrupts_too(shell: Shell) -> None:
     shell.type("\x1c")
     shell.expect("<ended -3 3>")
     shell.expect("<prompt>")
+
+
+def test_a_terminal_that_goes_away_ends_it_all(shell: Shell) -> None:
+    shell.type("run sleeper 1\n")
+    shell.expect("\n<at 1>")
+    group = shell.foreground
+    os.kill(shell.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while any(process.group == group for process in processes()):
+        assert time.monotonic() < deadline, "agent and guardian are gone"
+        time.sleep(0.02)

@@ -94,6 +94,20 @@ def test_an_sdks_retries_make_a_list_that_is_replayed_in_its_order(shared: Stack
     assert len(shared.received("orders")) == 4
 
 
+def test_a_503_that_came_for_nobody_is_given_to_the_retry(shared: Stack, run: str) -> None:
+    shared.sandbox.fault(match={"path": "/orders"}, status=503, after_effect=True, hold="slow")
+    first = shared.claim(run)
+    hasty = first.send("POST", shared.url("/orders"), ORDER)
+    shared.sandbox.wait_held("slow")
+    hasty.close()
+    shared.sandbox.release("slow")
+    wait_recorded(shared, run)
+    assert first.ask("POST", shared.url("/orders"), ORDER).status == 503
+    assert len(shared.received("orders")) == 1
+    assert first.ask("POST", shared.url("/orders"), ORDER).status == 200
+    assert len(shared.effects("orders")) == 1
+
+
 def test_a_retry_in_flight_is_joined_after_what_came_before_it(shared: Stack, run: str) -> None:
     shared.sandbox.faults(
         {"match": {"path": "/orders"}, "nth": 1, "status": 503},

@@ -189,6 +189,20 @@ def test_a_body_that_breaks_off_is_never_sent(shared: Stack, run: str, origin: O
     assert origin.nobody()
 
 
+@pytest.mark.parametrize("then", ["reads on", "closes"])
+def test_an_answer_that_comes_before_the_body_was_taken_is_the_answer(
+    shared: Stack, run: str, origin: Origin, then: str
+) -> None:
+    client = asked(shared.claim(run), "POST", origin.url("/orders"), body=bytes(10 << 20))
+    upstream = origin.accept()
+    upstream.head()
+    upstream.send(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno")
+    if then == "closes":
+        upstream.close()
+    assert client.head().startswith(b"HTTP/1.1 413 Too Large\r\n")
+    assert client.exactly(2) == b"no"
+
+
 LIMIT = 64 << 20
 
 
@@ -319,6 +333,18 @@ def test_an_upstream_connection_is_of_one_run(shared: Stack, run: str, origin: O
         origin.answer(OK)  # which takes a connection of its own
         client.head()
         assert client.exactly(2) == b"hi"
+
+
+def test_what_must_not_happen_twice_goes_out_on_a_connection_of_its_own(
+    shared: Stack, run: str, origin: Origin
+) -> None:
+    attempt = shared.claim(run)
+    for n in range(3):
+        client = asked(attempt, "POST", origin.url(f"/any/{n}"), body=b"x")
+        upstream = origin.accept()
+        assert (b"Connection", b"close") in headers(upstream.head())
+        upstream.send(OK)
+        assert b"Connection" not in client.head()
 
 
 # ---- what is refused

@@ -319,3 +319,14 @@ def test_a_read_that_its_agent_broke_off_unused_is_made_again(shared: Stack, run
     assert again.exactly(3) == b"new"
     assert upstream.gone()
     assert not shared.fetch("SELECT FROM twiceshy.answer WHERE run_id = $1 AND NOT whole", run)
+
+
+def test_a_read_whose_client_is_gone_at_once_does_not_go_on(shared: Stack, run: str, origin: Origin) -> None:
+    attempt = shared.claim(run)
+    attempt.ask("GET", shared.url("/pantry"))
+    for _ in range(20):
+        asked(attempt, "GET", origin.url("/events")).close()
+    # None of them is left at the upstream, though it never answers.
+    while not origin.nobody():
+        pass
+    assert all(wire.gone_after_head() for wire in origin.taken)

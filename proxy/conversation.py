@@ -1,0 +1,106 @@
+"""Sending a request until an answer is here, or it is known why none is.
+
+Sends again only where ``proxy.aftermath`` allows it, and only as long as no client has had anything of an answer.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from proxy.aftermath import Failure, Then, after, pause
+from proxy.incoming import Incoming
+from proxy.message import Request
+from proxy.profiles import Rule
+from proxy.refusals import Refusal
+from proxy.upstream import Answering, Cut, Interrupted, NotSent, Silent, Upstream
+from runtime.journal import Journal
+from runtime.settings import Settings
+from runtime.step import Effect
+
+log = logging.getLogger("twiceshy.exchange")
+
+#: Why no whole answer is here.
+Failed = tuple[Failure, str]
+
+
+class Conversation:
+    """With the upstream of one step, or of a request that is only forwarded (*kept* False)."""
+
+    def __init__(
+        self, journal: Journal, upstream: Upstream, settings: Settings, run_id: str, rule: Rule, effect: Effect,
+        *, kept: bool,
+    ) -> None:  # fmt: skip
+        self.sent = False
+        self.heard = False  # a client was given part of this sending's answer
+        self.over = False  # what it brought is about to be recorded
+        self._journal = journal
+        self._upstream = upstream
+        self._settings = settings
+        self._run_id = run_id
+        self._rule = rule
+        self._effect = effect
+        self._kept = kept
+        self.answer = self._nothing_yet()
+
+    async def hold(self, request: Request, tell: Callable[[], None], stopped: Callable[[], bool]) -> Failed | None:
+        """Send *request*, *tell* of what comes; again, unless *stopped*. None: an answer is whole. Raises Denied."""
+        limit = self._settings.exchange_timeout
+        try:
+            async with asyncio.timeout(limit):
+                return await self._until_answered(request, tell, stopped)
+        except TimeoutError:
+            return Failure.SILENT, f"the exchange took longer than {limit:g} s (exchange_timeout)"
+        finally:
+            self.over = True
+
+    async def _until_answered(
+        self, request: Request, tell: Callable[[], None], stopped: Callable[[], bool]
+    ) -> Failed | None:
+        tries = 0
+        while True:
+            tries += 1
+            failed = await self._send(request, tell)
+            if failed is None:
+                return None
+            left = 0 if stopped() else self._settings.resend + 1 - tries
+            if self.after(failed[0], left) is not Then.SEND_AGAIN:
+                return failed
+            log.info("run %s %s: %s (%s), sending again", self._run_id, request.authority, *failed)
+            await self.start_over()
+            await asyncio.sleep(pause(tries))
+
+    async def _send(self, request: Request, tell: Callable[[], None]) -> Failed | None:
+        answering: Answering | None = None
+        self.sent = True
+        try:
+            # Who named no run shares a connection with nobody.
+            fresh = self._effect is Effect.AT_MOST_ONCE or not self._run_id
+            answering = await self._upstream.send(self._run_id, request, fresh=fresh)
+            await self.answer.take(answering, request.method, self._rule.dialect, tell)
+            return None
+        except NotSent as error:
+            return Failure.NOT_SENT, str(error)
+        except Interrupted as error:
+            return Failure.INTERRUPTED, str(error)
+        except Silent as error:
+            return Failure.SILENT, str(error)
+        except Cut as error:
+            return Failure.CUT, str(error)
+        finally:
+            if answering is not None:
+                answering.close()
+
+    def after(self, failure: Failure, left: int) -> Then:
+        """What follows *failure* when *left* further sendings are allowed."""
+        return after(failure, self._effect, left=left, heard=self.heard, mode=self._settings.mode)
+
+    async def start_over(self, instead: Refusal | None = None) -> None:
+        """Forget what came of the last sending, of which no client had anything; *instead*: the answer, of our own."""
+        old, self.answer = self.answer, self._nothing_yet()
+        await old.abandon()
+        old.close()
+        if instead is not None:
+            self.answer.say(instead)
+
+    def _nothing_yet(self) -> Incoming:
+        return Incoming(self._journal, self._settings, self._run_id if self._kept else None)
