@@ -172,7 +172,7 @@ async def measure(bench: Bench, rounds: int, steps: int) -> dict[tuple[str, int]
 
 def table(found: dict[tuple[str, int], Figures]) -> str:
     lines = [
-        "| way | runs in flight | steps/s | p50 ms | p99 ms | added p50 ms | WAL syncs/step | bytes/step | CPU ms/step |",
+        "| way | in flight | steps/s | p50 ms | p99 ms | added p50 ms | WAL syncs/step | bytes/step | CPU ms/step |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for (name, flight), row in found.items():

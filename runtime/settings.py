@@ -22,7 +22,7 @@ class Settings(BaseModel):
 
     mode: Literal["durable", "journal", "naive"] = Field(
         "durable",
-        description="durable; for comparison only: journal (no keys, what is unknown is sent again), naive (forward only)",
+        description="durable; to compare with: journal (no keys, what is unknown is sent again), naive (forward only)",
     )
     unidentified: Literal["refuse", "pass"] = Field("refuse", description="what becomes of requests that name no run")
     lease: float = Field(
