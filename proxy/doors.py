@@ -9,6 +9,7 @@ through says nothing about delivery.
 import asyncio
 import fcntl
 import logging
+import os
 import select
 import socket
 import struct
@@ -21,6 +22,7 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from proxy import wire
+from proxy.hello import server_name
 from proxy.identity import Tunnel, connect
 from proxy.peers import Process
 from proxy.refusals import Refusal
@@ -37,8 +39,8 @@ ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
 _TLS_HANDSHAKE = 0x16
 
 
-#: Goes on with a tunnel whose client begins TLS: the door, and the first bytes of the handshake.
-OpenTls: TypeAlias = "Callable[[Door, bytes], None]"
+#: Goes on with a tunnel whose client begins TLS: the door, the first bytes of the handshake, the name in them.
+OpenTls: TypeAlias = "Callable[[Door, bytes, str], None]"
 
 
 class Written(web.StreamResponse):
@@ -102,6 +104,7 @@ class Door(asyncio.Protocol):
         self.gone = False  # FIN, reset, or aborted by us
         self.reset = False
         self.on_reset: Callable[[], None] | None = None  # called once when the client resets the connection
+        self.on_unused: Callable[[], None] | None = None  # called when a tunnel's TLS ends and nothing ever came
         self.peer: tuple[str, int] | None = None
         self.local: tuple[str, int] | None = None
         self.process: Process | None = None  # of a client that named no token, when it could be read
@@ -119,7 +122,9 @@ class Door(asyncio.Protocol):
         self._doors.add(self)
         transport.set_write_buffer_limits(high=_HIGH_WATER)
         sock = transport.get_extra_info("socket")
-        self._fd = sock.fileno()
+        # A number of its own: the loop closes a TLS connection's socket before it says so here, and what was left
+        # unacknowledged must still be asked for. The connection ends when this one is closed, too.
+        self._fd = sock.fileno() if self._under is None else os.dup(sock.fileno())
         self.peer = transport.get_extra_info("peername")[:2]
         self.local = transport.get_extra_info("sockname")[:2]
         # A client counts as attached only while its socket answers: see ``answers`` for one that has data to take.
@@ -157,8 +162,10 @@ class Door(asyncio.Protocol):
             self._begin()
             return
         if self.tunnel is not None and self._under is None and self._first[0] == _TLS_HANDSHAKE:
-            self.transport.pause_reading()
-            self._open_tls(self, bytes(self._first))
+            name = server_name(bytes(self._first))
+            if name is not None:
+                self.transport.pause_reading()
+                self._open_tls(self, bytes(self._first), name)
             return
         if self.tunnel is not None and self._under is None:
             self.tunnel = replace(self.tunnel, target=replace(self.tunnel.target, scheme="http"))
@@ -192,6 +199,11 @@ class Door(asyncio.Protocol):
         self._doors.discard(self)
         self.reset = self.reset or isinstance(exc, OSError)
         self._end()
+        if self._under is not None and self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+        if self._under is not None and self._received == 0 and self.on_unused is not None:
+            self.on_unused()
         if self._inner is not None:
             self._inner.connection_lost(exc)
         on_reset, self.on_reset = self.on_reset, None

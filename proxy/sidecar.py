@@ -100,6 +100,7 @@ async def serve(settings: Settings, dsn: str, folder: Path, state: Path, host: s
     await _drain(attempts, settings.drain)
     beating.cancel()
     await asyncio.gather(beating, return_exceptions=True)
+    await tunnels.close()
     for door in list(doors):
         door.abort()
     for exchange in attempts.exchanges():

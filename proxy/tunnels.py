@@ -18,6 +18,9 @@ from runtime.errors import TwiceshyError
 log = logging.getLogger("twiceshy.tunnels")
 #: Seconds for a handshake.
 HANDSHAKE = 20.0
+CURE = " does not trust the CA (`twiceshy run` and `twiceshy env` set what it needs; `twiceshy ca` shows the file)"
+#: What clients say of a certificate that they do not trust, as OpenSSL calls it.
+_DISTRUST = ("UNKNOWN_CA", "BAD_CERTIFICATE", "CERTIFICATE_UNKNOWN", "CERTIFICATE_EXPIRED", "UNSUPPORTED_CERTIFICATE")
 
 
 class Tunnels:
@@ -28,25 +31,25 @@ class Tunnels:
         self._failed = failed
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def open(self, door: Door, first: bytes) -> None:
-        """Go on with *door*'s tunnel in a task; its transport has stopped reading."""
-        task = asyncio.create_task(self._open(door, first), name="tls handshake")
+    def open(self, door: Door, first: bytes, name: str) -> None:
+        """Go on with *door*'s tunnel in a task; its transport has stopped reading. *name*: what its client asks for."""
+        task = asyncio.create_task(self._open(door, first, name), name="tls handshake")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _open(self, door: Door, first: bytes) -> None:
+    async def _open(self, door: Door, first: bytes, name: str) -> None:
         transport, tunnel = door.transport, door.tunnel
         assert transport is not None
         assert tunnel is not None
         host = tunnel.target.host
         try:
-            context = await self._authority.context(host)
-        except (TwiceshyError, OSError) as error:
-            log.exception("no certificate for %s", host)
+            context = await self._authority.context(host, name)
+        except (TwiceshyError, OSError, ValueError) as error:
+            log.error("no certificate for %s: %s", host, error)
             self._failed(tunnel, f"{host}: no certificate could be made: {error}")
             transport.abort()
             return
-        if door.gone:
+        if transport.is_closing():
             return
         inner = door.inside()
         loop = asyncio.get_running_loop()
@@ -57,21 +60,34 @@ class Tunnels:
         loop.call_soon(_hand_over, transport, first)  # … and its connection_made stands before this in the queue
         try:
             tls = await started
-        except (ssl.SSLError, OSError, TimeoutError) as error:
-            words = f"{host}: this client does not trust the CA, or speaks no TLS that is offered ({error})"
-            log.warning("%s; see `twiceshy env`", words)
-            self._failed(tunnel, words)
+        except (ssl.SSLError, OSError) as error:
+            self._tell(tunnel, _why(error))
             transport.abort()
             return
-        if tls is None:
+        if tls is None or tls.is_closing():
             return
+        inner.on_unused = lambda: self._tell(tunnel, "hung up right after the TLS handshake: it seems that it" + CURE)
         inner.connection_made(tls)
+
+    def _tell(self, tunnel: Tunnel, what: str) -> None:
+        words = f"{tunnel.target.host}: this client {what}"
+        log.warning("run %s: %s", tunnel.named.run if tunnel.named is not None else "?", words)
+        self._failed(tunnel, words)
 
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _why(error: ssl.SSLError | OSError) -> str:
+    reason = getattr(error, "reason", None) or ""
+    if any(said in reason for said in _DISTRUST):
+        return CURE.lstrip()
+    if isinstance(error, ConnectionError) and not isinstance(error, ConnectionAbortedError):
+        return "hung up in the TLS handshake: perhaps it" + CURE
+    return f"did not come through the TLS handshake ({reason.replace('_', ' ').lower() or error})"
 
 
 def _hand_over(transport: asyncio.Transport, data: bytes) -> None:
