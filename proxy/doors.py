@@ -202,8 +202,9 @@ class Door(asyncio.Protocol):
         if self._under is not None and self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
-        if self._under is not None and self._received == 0 and self.on_unused is not None:
-            self.on_unused()
+        on_unused, self.on_unused = self.on_unused, None
+        if self._received == 0 and on_unused is not None:
+            on_unused()
         if self._inner is not None:
             self._inner.connection_lost(exc)
         on_reset, self.on_reset = self.on_reset, None

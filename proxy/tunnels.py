@@ -64,10 +64,11 @@ class Tunnels:
             self._tell(tunnel, _why(error))
             transport.abort()
             return
+        inner.on_unused = lambda: self._tell(tunnel, "hung up right after the TLS handshake: perhaps it" + CURE)
         if tls is None or tls.is_closing():
-            return
-        inner.on_unused = lambda: self._tell(tunnel, "hung up right after the TLS handshake: it seems that it" + CURE)
-        inner.connection_made(tls)
+            inner.connection_lost(None)  # the loop has said so before there was anybody to hear it
+        else:
+            inner.connection_made(tls)
 
     def _tell(self, tunnel: Tunnel, what: str) -> None:
         words = f"{tunnel.target.host}: this client {what}"
