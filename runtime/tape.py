@@ -253,7 +253,8 @@ def needs_to_know(tape: Tape) -> list[str]:
         for hint in attempt.hints:
             told.setdefault(hint, []).append(attempt.n)
     return [
-        f"note: {hint} (attempt{'' if len(ns) == 1 else 's'} {', '.join(map(str, ns[-6:]))})" for hint, ns in told.items()
+        f"note: {hint} (attempt{'' if len(ns) == 1 else 's'} {', '.join(map(str, ns[-6:]))})"
+        for hint, ns in told.items()
     ]
 
 

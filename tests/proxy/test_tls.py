@@ -15,7 +15,15 @@ from tests.proxy.test_doors import OK, refused
 from tests.raw import Origin, Wire, headers, locked
 from tests.stack import Attempt, Stack, stack
 from tests.tunnelled import (
-    ByHand, Secure, Tls, TlsOrigin, connected, context_of, head_of_connect, slowly_sent, trusting,
+    ByHand,
+    Secure,
+    Tls,
+    TlsOrigin,
+    connected,
+    context_of,
+    head_of_connect,
+    slowly_sent,
+    trusting,
 )  # fmt: skip
 
 ORDER = {"lines": [{"sku": "tea", "n": 1}], "total": 1}
@@ -359,19 +367,51 @@ def test_a_post_of_a_killed_agent_is_joined(shared: Stack, agent: Secure, trust:
     assert len(shared.received("orders")) == 1
 
 
-def test_who_resets_before_it_read_has_not_had_its_answer(shared: Stack, agent: Secure, trust: ssl.SSLContext) -> None:
+@pytest.mark.parametrize("size", [100_000, 3_000_000], ids=["all written", "part of it"])
+def test_who_resets_before_it_read_has_not_had_its_answer(
+    shared: Stack, agent: Secure, trust: ssl.SSLContext, size: int
+) -> None:
     """Its retry is the same step: an answer that was written to a socket was not delivered by that."""
     wire = Wire.to(agent, receive_buffer=1 << 12)
     wire.send(head_of_connect(agent, here(shared)))
     wire.head()
     client = Tls(wire, trust, "127.0.0.1")
-    client.send(plain("POST", "/any/x?size=3000000", here(shared), body=b"x"))
+    client.send(plain("POST", f"/any/x?size={size}", here(shared), body=b"x"))
     client.head()
     _recorded(shared, agent.run)
+    assert agent.ask("GET", "/pantry").status == 200  # by now all is written that can be
     client.reset()
-    retry = agent.ask("POST", "/any/x?size=3000000", b"x")
-    assert (retry.status, len(retry.body)) == (200, 3_000_000)
+    retry = agent.ask("POST", f"/any/x?size={size}", b"x")
+    assert (retry.status, len(retry.body)) == (200, size)
     assert len(shared.received("any")) == 1
+
+
+def test_a_model_call_that_nobody_read_is_not_paid_for_twice(
+    shared: Stack, run: str, origin: TlsOrigin, trust: ssl.SSLContext
+) -> None:
+    """SDKs reset behind a terminal event, so what the kernel acknowledged counts, also of a socket just closed."""
+    attempt = shared.claim(run)
+    body = json.dumps(CHAT | {"stream": False}).encode()
+    asked = plain("POST", "/v1/chat/completions", origin.authority, b"Content-Type: application/json", body=body)
+    wire = Wire.to(attempt, receive_buffer=1 << 12)
+    wire.send(head_of_connect(attempt, origin.authority))
+    wire.head()
+    client = Tls(wire, trust, "127.0.0.1")
+    client.send(asked)
+    upstream = origin.accept()
+    upstream.head()
+    upstream.exactly(len(body))
+    upstream.send(
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n" + b" " * 100000
+    )
+    client.head()
+    _recorded(shared, run)
+    client.reset()
+    again = Tls.through(attempt, origin.authority, trust)
+    again.send(asked)
+    assert (b"Twiceshy-Replayed", b"true") in headers(again.head())
+    assert len(again.exactly(100000)) == 100000
+    assert origin.nobody()
 
 
 def test_who_closes_after_it_read_has_had_its_answer(shared: Stack, agent: Secure) -> None:
@@ -387,9 +427,7 @@ def test_events_pass_at_once_and_the_end_waits_for_the_record(
     trust.minimum_version = trust.maximum_version = version
     client = Tls.through(shared.claim(run), origin.authority, trust)
     body = json.dumps(CHAT).encode()
-    client.send(
-        plain("POST", "/v1/chat/completions", origin.authority, b"Content-Type: application/json", body=body)
-    )
+    client.send(plain("POST", "/v1/chat/completions", origin.authority, b"Content-Type: application/json", body=body))
     upstream = origin.accept()
     upstream.head()
     upstream.exactly(len(body))

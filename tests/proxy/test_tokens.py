@@ -1,6 +1,5 @@
 """Who may speak for a run: the forms of naming it, and its tokens (DESIGN §2)."""
 
-
 import pytest
 
 from tests.proxy.speakers import (
