@@ -4,7 +4,7 @@
 ``Issuer`` makes others too: such that have run out, or name somebody else.
 """
 
-import datetime
+import datetime as dt
 import ipaddress
 import os
 import ssl
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: What the sandbox is called where it is called by a name.
 NAMES = ("localhost", "127.0.0.1", "::1", "sandbox.test")
 CA, CERTIFICATE, KEY = "ca.pem", "server.pem", "server.key"
-_DAY = datetime.timedelta(days=1)
+_DAY = dt.timedelta(days=1)
 
 
 class Issuer:
@@ -63,7 +63,7 @@ class Issuer:
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes
 
-        now = datetime.datetime.now(datetime.UTC)
+        now = dt.datetime.now(dt.UTC)
         builder = (
             x509.CertificateBuilder()
             .subject_name(_name(name))
