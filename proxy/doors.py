@@ -34,7 +34,11 @@ HEADERS_LIMIT = 1000
 _HIGH_WATER = 64 << 10
 #: Polling for acknowledgement: seconds, doubled up to the last.
 _POLL_FIRST, _POLL_LAST = 0.001, 0.1
-NO_TUNNEL_INSIDE = Refusal("bad-request", "A CONNECT inside a tunnel leads nowhere. Nothing was sent.")
+NO_TUNNEL_HERE = Refusal(
+    "bad-request",
+    "A CONNECT inside a tunnel, or behind another request, leads nowhere: give it a connection of its own. "
+    "Nothing was sent.",
+)
 ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
 _TLS_HANDSHAKE = 0x16
 

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from proxy import identity, internal, relay
 from proxy.attempts import Attempts, Run
-from proxy.doors import NO_TUNNEL_INSIDE, Door, Written, door_of
+from proxy.doors import NO_TUNNEL_HERE, Door, Written, door_of
 from proxy.identity import Addressed, Target
 from proxy.journalled import Journalled
 from proxy.message import Request
@@ -71,7 +71,7 @@ class Handler:
 
     async def _answer(self, http: web.BaseRequest, client: Client) -> Refusal | None:
         if http.method == "CONNECT":
-            client.door.refuse(NO_TUNNEL_INSIDE)
+            client.door.refuse(NO_TUNNEL_HERE)
             return None
         addressed = identity.address(http.raw_path, tuple(http.raw_headers), client.door.tunnel)
         if isinstance(addressed, Refusal):

@@ -89,8 +89,11 @@ const asked = {
     if (!answer.url.startsWith(base)) throw new Error(answer.url);
     return [answer.status, await answer.text()];
   },
-  request: async (path, body) => fetch(new Request(base + path, {
-    method: 'POST', body, headers: { 'Content-Type': 'application/json' } })).then(async (a) => [a.status, await a.text()]),
+  request: async (path, body) => {
+    const headers = { 'Content-Type': 'application/json' };
+    const answer = await fetch(new Request(base + path, { method: 'POST', body, headers }));
+    return [answer.status, await answer.text()];
+  },
 };
 for (const [name, agent] of [['https', undefined], ['agent', own], ['noagent', false]])
   asked[name] = (path, body) => new Promise((done, fail) => {
@@ -242,7 +245,8 @@ def test_nothing_is_imported_that_the_program_does_not(bench: Bench) -> None:
 def test_a_sitecustomize_that_was_there_is_run_as_well(bench: Bench) -> None:
     (bench.folder / "sitecustomize.py").write_text("import builtins\nbuiltins.was_here = __file__\n")
     bench.agent("assert was_here.startswith(HERE), was_here\norder()")
-    code, _, err = bench.run("env", "sh", "-c", f'PYTHONPATH="$PYTHONPATH:{bench.folder}" exec "$@"', "sh", *bench.command)
+    script = f'PYTHONPATH="$PYTHONPATH:{bench.folder}" exec "$@"'
+    code, _, err = bench.run("sh", "-c", script, "sh", *bench.command)
     assert code == 0, err
     assert bench.made("orders") == 1
 

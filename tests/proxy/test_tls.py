@@ -12,7 +12,7 @@ from sandbox.anything import Pattern
 from sandbox.tls import Issuer
 from tests.conftest import fresh_database
 from tests.proxy.test_doors import OK, refused
-from tests.raw import Origin, Wire, headers, locked
+from tests.raw import Origin, Wire, credentials, headers, locked
 from tests.stack import Attempt, Stack, stack
 from tests.tunnelled import (
     ByHand,
@@ -281,6 +281,16 @@ def test_a_connect_inside_a_tunnel_leads_nowhere(shared: Stack, run: str, trust:
     client = Tls.through(shared.claim(run), here(shared), trust)
     client.send(b"CONNECT api.openai.com:443 HTTP/1.1\r\nHost: api.openai.com:443\r\n\r\n")
     refused(client, 400)
+
+
+def test_a_connect_behind_another_request_too(shared: Stack, run: str) -> None:
+    attempt = shared.claim(run)
+    client = Wire.to(attempt)
+    client.send(plain("GET", "http://twiceshy.internal/run", "twiceshy.internal", credentials(attempt)))
+    found = dict(headers(client.head()))
+    client.exactly(int(found[b"Content-Length"]))
+    client.send(head_of_connect(attempt, here(shared)))
+    assert "a connection of its own" in refused(client, 400)
 
 
 def test_websockets_are_refused_with_words(shared: Stack, run: str, trust: ssl.SSLContext) -> None:
