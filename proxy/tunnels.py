@@ -19,6 +19,7 @@ log = logging.getLogger("twiceshy.tunnels")
 #: Seconds for a handshake.
 HANDSHAKE = 20.0
 CURE = " does not trust the CA (`twiceshy run` and `twiceshy env` set what it needs; `twiceshy ca` shows the file)"
+UNUSED = "this client hung up right after the TLS handshake: perhaps it" + CURE
 #: What clients say of a certificate that they do not trust, as OpenSSL calls it.
 _DISTRUST = ("UNKNOWN_CA", "BAD_CERTIFICATE", "CERTIFICATE_UNKNOWN", "CERTIFICATE_EXPIRED", "UNSUPPORTED_CERTIFICATE")
 
@@ -41,12 +42,12 @@ class Tunnels:
         transport, tunnel = door.transport, door.tunnel
         assert transport is not None
         assert tunnel is not None
-        host = tunnel.target.host
         try:
-            context = await self._authority.context(host, name)
-        except (TwiceshyError, OSError, ValueError) as error:
-            log.error("no certificate for %s: %s", host, error)
-            self._failed(tunnel, f"{host}: no certificate could be made: {error}")
+            context = await self._authority.context(tunnel.target.host, name)
+        except Exception as error:  # whatever it is, a client must not wait for it
+            if not isinstance(error, TwiceshyError | OSError | ValueError):
+                log.exception("no certificate for %a", tunnel.target.host)
+            self._tell(tunnel, f"no certificate could be made: {error}")
             transport.abort()
             return
         if transport.is_closing():
@@ -61,17 +62,18 @@ class Tunnels:
         try:
             tls = await started
         except (ssl.SSLError, OSError) as error:
-            self._tell(tunnel, _why(error))
+            self._tell(tunnel, "this client " + _why(error))
             transport.abort()
             return
-        inner.on_unused = lambda: self._tell(tunnel, "hung up right after the TLS handshake: perhaps it" + CURE)
+        inner.on_unused = lambda: self._tell(tunnel, UNUSED)
         if tls is None or tls.is_closing():
             inner.connection_lost(None)  # the loop has said so before there was anybody to hear it
         else:
             inner.connection_made(tls)
 
     def _tell(self, tunnel: Tunnel, what: str) -> None:
-        words = f"{tunnel.target.host}: this client {what}"
+        # A host is what a client said: nothing that moves a terminal's cursor, and no book.
+        words = f"{ascii(tunnel.target.host)[1:-1][:200]}: {what[:300]}"
         log.warning("run %s: %s", tunnel.named.run if tunnel.named is not None else "?", words)
         self._failed(tunnel, words)
 
