@@ -9,11 +9,12 @@ import asyncio
 import json
 import logging
 import time
+from collections import OrderedDict
 from uuid import UUID
 from weakref import WeakValueDictionary
 
 from proxy.doors import Door
-from proxy.identity import Named
+from proxy.identity import Named, Tunnel
 from proxy.peers import Process, group_alive
 from proxy.recorder import Exchange
 from proxy.refusals import Refusal
@@ -28,6 +29,9 @@ log = logging.getLogger("twiceshy.attempts")
 _STOPS = {RunStatus.AMBIGUOUS: "ambiguous", RunStatus.DIVERGED: "diverged", RunStatus.OVER_BUDGET: "over-budget"}
 #: How much of a lease is left unused when it is trusted without asking: for clocks that run apart.
 _MARGIN = 0.1
+#: How many hints of one attempt are kept, and of how many attempts that nobody has heard of.
+HINTS = 20
+_EARLY = 1000
 #: Seconds for which an attempt that is over is remembered.
 _REMEMBERED = 60.0
 
@@ -45,6 +49,7 @@ class Run:
         self.refusal: Refusal | None = None
         self.serving: dict[Door, Step | None] = {}  # clients being answered, and what for
         self.outdated = False  # another process moved a step: the journal must be read again
+        self.hints: list[str] = []  # what a person should know of this attempt
         self.requests = 0  # of this attempt, so that a reset can tell whether anything began since
         self.tokenless = False
         self.stale = ""  # tokenless: why nobody can say where its process stands, in words
@@ -104,7 +109,7 @@ class Run:
         return {
             "run": self.run_id, "attempt": tape.attempt, **counts, "drift": tape.drift,
             "calls_saved": tape.calls_saved, "tokens_saved": tape.tokens_saved,
-            "open": self.open, "unheard": self.unheard, "steps": parts,
+            "open": self.open, "unheard": self.unheard, "hints": self.hints, "steps": parts,
         }  # fmt: skip
 
     @property
@@ -174,6 +179,7 @@ class Attempts:
         self._settings = settings
         self._sidecar = sidecar
         self._runs: dict[str, Run] = {}
+        self._early_hints: OrderedDict[tuple[str, bytes | None], list[str]] = OrderedDict()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # anybody may name any run
 
     async def of(self, named: Named) -> Run | Refusal:
@@ -233,6 +239,7 @@ class Attempts:
             old.refuse(refusal_of(fence.run_id, Fenced()))
             old.cut_clients()
         self._runs[fence.run_id] = run
+        self.take_hints(run)
         return run
 
     async def refresh(self, run: Run) -> None:
@@ -322,5 +329,35 @@ class Attempts:
             await self._journal.save_tape(run.run_id, run.tape.attempt, report)
             run.saved = report
 
+    def distrusted(self, tunnel: Tunnel, words: str) -> None:
+        """A client's TLS failed inside *tunnel*: kept for the summary of its run.
+
+        Most likely nothing of that attempt has come through yet, and its launcher will be the first to ask.
+        """
+        if tunnel.named is None:
+            return
+        who = (tunnel.named.run, None if tunnel.named.token is None else hash_token(tunnel.named.token))
+        run = self._runs.get(tunnel.named.run)
+        if run is not None and who in _names(run):
+            hints = run.hints
+        else:
+            hints = self._early_hints.setdefault(who, [])
+            while len(self._early_hints) > _EARLY:
+                self._early_hints.popitem(last=False)
+        if words not in hints and len(hints) < HINTS:
+            hints.append(words)
+
+    def take_hints(self, run: Run) -> None:
+        """Give *run* what was noted before it was known here."""
+        for who in _names(run):
+            early = self._early_hints.pop(who, [])
+            run.hints += [words for words in early if words not in run.hints][: HINTS - len(run.hints)]
+
     def exchanges(self) -> list[Exchange]:
         return [exchange for run in self._runs.values() for exchange in run.exchanges.values()]
+
+
+def _names(run: Run) -> list[tuple[str, bytes | None]]:
+    """By what the tunnels of *run*'s clients may name it."""
+    names: list[tuple[str, bytes | None]] = [(run.run_id, run.fence.token_hash)]
+    return [*names, (run.run_id, None)] if run.tokenless else names

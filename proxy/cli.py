@@ -40,7 +40,7 @@ def flags(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def parser() -> argparse.ArgumentParser:
     """All verbs and their arguments."""
-    from proxy import cli_run, cli_runs, cli_shell
+    from proxy import cli_ca, cli_run, cli_runs, cli_shell
 
     top = argparse.ArgumentParser(
         prog="twiceshy", description="Agents that never do it twice.", allow_abbrev=False,
@@ -92,6 +92,10 @@ def parser() -> argparse.ArgumentParser:
     resolve.add_argument("--header", action="append", default=[], metavar="NAME:VALUE", help="of the answer")
     body = "of the answer (default: {}, as JSON); @FILE reads it from a file"
     resolve.add_argument("--body", metavar="TEXT", help=body)
+
+    ca = verb("ca", cli_ca.ca, "show the CA certificate that agents must trust: its file and fingerprint")
+    ca.add_argument("--export", metavar="FILE", help="write the certificate (never the key) to a file; -: print it")
+    ca.add_argument("--rotate", action="store_true", help="make a new CA first; no sidecar may run")
 
     verb("init-db", cli_runs.init_db, "make or upgrade the tables, and nothing else")
     return top

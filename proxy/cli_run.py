@@ -1,10 +1,13 @@
 """``twiceshy run`` and ``twiceshy up``."""
 
 import argparse
+import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from proxy import cli
+from proxy.kit import lay_out
 from runtime.errors import UsageError
 from runtime.settings import load
 
@@ -48,6 +51,7 @@ async def run(arguments: argparse.Namespace) -> int:
         async with await Keeping.open(settings, cli.SIDECAR) as keeping:
             # Not earlier: until here Ctrl-C simply ends us.
             signals.install()
+            order = replace(order, kit=await asyncio.to_thread(lay_out, keeping.folder))
             code = await launcher.run(settings, order, keeping, signals, Voice(quiet=arguments.quiet))
     finally:
         signals.close()

@@ -5,15 +5,18 @@ that asked for it lives.
 """
 
 import argparse
+import asyncio
+import os
 import socket
 import sys
 from typing import Any
 
 from proxy import cli, holder
+from proxy.kit import lay_out
 from runtime import database
 from runtime import runs as verbs
 from runtime.errors import NotNow
-from runtime.launch.environment import environment, exports, proxy_url
+from runtime.launch.environment import KEPT, environment, exports, proxy_url
 from runtime.settings import load
 
 #: The reserved password of a run that is named without a token: the attempt is the client's process group.
@@ -30,7 +33,9 @@ async def env(arguments: argparse.Namespace) -> int:
             _startable(row)
         finally:
             await conn.close()
-        print("\n".join(exports(environment({}, run=run, token=NO_TOKEN, proxy=keeping.proxy))))
+        kit = await asyncio.to_thread(lay_out, keeping.folder)
+        own = {name: os.environ[name] for name in KEPT if name in os.environ}
+        print("\n".join(exports(environment(own, run=run, token=NO_TOKEN, proxy=keeping.proxy, kit=kit))))
         print(f"twiceshy: run {run}, proxy {keeping.proxy}", file=sys.stderr)
     return 0
 

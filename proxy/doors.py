@@ -9,16 +9,21 @@ through says nothing about delivery.
 import asyncio
 import fcntl
 import logging
+import os
 import select
 import socket
 import struct
 import termios
 from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeAlias
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from proxy import wire
+from proxy.hello import server_name
+from proxy.identity import Tunnel, connect
 from proxy.peers import Process
 from proxy.refusals import Refusal
 
@@ -31,11 +36,17 @@ _HIGH_WATER = 64 << 10
 _POLL_FIRST, _POLL_LAST = 0.001, 0.1
 #: How many characters of the words about a request that cannot be read are said: they may quote all of it.
 _QUOTED = 300
-NO_TUNNELS = Refusal(
-    "not-supported",
-    "This version of twiceshy does not open https tunnels (CONNECT). Use http:// upstreams, or the gateway address "
-    "http://SIDECAR/@RUN:TOKEN/https/HOST/PATH as the base URL of your SDK. Nothing was sent.",
+NO_TUNNEL_HERE = Refusal(
+    "bad-request",
+    "A CONNECT inside a tunnel, or behind another request, leads nowhere: give it a connection of its own. "
+    "Nothing was sent.",
 )
+ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
+_TLS_HANDSHAKE = 0x16
+
+
+#: Goes on with a tunnel whose client begins TLS: the door, the first bytes of the handshake, the name in them.
+OpenTls: TypeAlias = "Callable[[Door, bytes, str], None]"
 
 
 class Written(web.StreamResponse):
@@ -81,8 +92,13 @@ class _Inner(RequestHandler):
 class Door(asyncio.Protocol):
     """One client connection."""
 
-    def __init__(self, server: web.Server, doors: "set[Door]", lease: float) -> None:
+    def __init__(
+        self, server: web.Server, doors: "set[Door]", lease: float, open_tls: OpenTls, tunnel: Tunnel | None = None
+    ) -> None:
         self._server = server
+        self._open_tls = open_tls
+        self._under: asyncio.Transport | None = None  # the connection that carries the TLS of this one
+        self.tunnel = tunnel  # what CONNECT said
         self._doors = doors
         self._lease = lease
         self._inner: RequestHandler | None = None
@@ -94,6 +110,7 @@ class Door(asyncio.Protocol):
         self.gone = False  # FIN, reset, or aborted by us
         self.reset = False
         self.on_reset: Callable[[], None] | None = None  # called once when the client resets the connection
+        self.on_unused: Callable[[], None] | None = None  # called when a tunnel's TLS ends and nothing ever came
         self.peer: tuple[str, int] | None = None
         self.local: tuple[str, int] | None = None
         self.process: Process | None = None  # of a client that named no token, when it could be read
@@ -111,7 +128,9 @@ class Door(asyncio.Protocol):
         self._doors.add(self)
         transport.set_write_buffer_limits(high=_HIGH_WATER)
         sock = transport.get_extra_info("socket")
-        self._fd = sock.fileno()
+        # A number of its own: the loop closes a TLS connection's socket before it says so here, and what was left
+        # unacknowledged must still be asked for. The connection ends when this one is closed, too.
+        self._fd = sock.fileno() if self._under is None else os.dup(sock.fileno())
         self.peer = transport.get_extra_info("peername")[:2]
         self.local = transport.get_extra_info("sockname")[:2]
         # A client counts as attached only while its socket answers: see ``answers`` for one that has data to take.
@@ -120,6 +139,7 @@ class Door(asyncio.Protocol):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, third)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, third)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        self._begin()
 
     def data_received(self, data: bytes) -> None:
         self._received += 1
@@ -128,12 +148,33 @@ class Door(asyncio.Protocol):
             self._wake()
             return
         self._first += data
-        if b"CONNECT ".startswith(bytes(self._first[:8])):
-            # The whole head is taken: a client that still writes would not read the answer.
-            if b"\r\n\r\n" in self._first or len(self._first) > HEAD_LIMIT:
-                self.refuse(NO_TUNNELS)
-            return
+        # Inside a tunnel's TLS a request may come before the loop has said that the connection is made.
+        if self.transport is not None:
+            self._begin()
+
+    def _begin(self) -> None:
         assert self.transport is not None
+        if not self._first:
+            return
+        if self.tunnel is None and b"CONNECT ".startswith(bytes(self._first[:8])):
+            head, whole, rest = self._first.partition(b"\r\n\r\n")
+            if not whole:
+                if len(self._first) > HEAD_LIMIT:
+                    self.abort()
+                return
+            self.tunnel = connect(bytes(head))
+            self._first = rest
+            self.transport.write(ESTABLISHED)
+            self._begin()
+            return
+        if self.tunnel is not None and self._under is None and self._first[0] == _TLS_HANDSHAKE:
+            name = server_name(bytes(self._first))
+            if name is not None:
+                self.transport.pause_reading()
+                self._open_tls(self, bytes(self._first), name)
+            return
+        if self.tunnel is not None and self._under is None:
+            self.tunnel = replace(self.tunnel, target=replace(self.tunnel.target, scheme="http"))
         self._inner = _Inner(
             self._server,
             loop=asyncio.get_running_loop(),
@@ -147,6 +188,13 @@ class Door(asyncio.Protocol):
         self._inner.data_received(bytes(self._first))
         self._first.clear()
 
+    def inside(self) -> "Door":
+        """The door of what comes out of this tunnel's TLS; this one is out of use."""
+        self._doors.discard(self)
+        inner = Door(self._server, self._doors, self._lease, self._open_tls, self.tunnel)
+        inner._under = self.transport
+        return inner
+
     def eof_received(self) -> bool | None:
         self._end()
         if self._inner is not None:
@@ -157,6 +205,12 @@ class Door(asyncio.Protocol):
         self._doors.discard(self)
         self.reset = self.reset or isinstance(exc, OSError)
         self._end()
+        if self._under is not None and self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+        on_unused, self.on_unused = self.on_unused, None
+        if self._received == 0 and on_unused is not None:
+            on_unused()
         if self._inner is not None:
             self._inner.connection_lost(exc)
         on_reset, self.on_reset = self.on_reset, None
@@ -238,7 +292,8 @@ class Door(asyncio.Protocol):
             count: int = struct.unpack("i", fcntl.ioctl(self._fd, termios.TIOCOUTQ, b"\0\0\0\0"))[0]
         except OSError:
             count = 0
-        return count + self.transport.get_write_buffer_size()
+        under = self._under.get_write_buffer_size() if self._under is not None else 0
+        return count + under + self.transport.get_write_buffer_size()
 
     async def acknowledged(self, *, strictly: bool = False) -> bool:
         """Wait until all that was written is acknowledged (True), or the client is gone without.
@@ -326,10 +381,16 @@ def is_silent(tcp_info: bytes, limit: float) -> bool:
     return (retransmits > 0 or probes > 1) and last_ack_received > limit * 1000
 
 
-async def listen(server: web.Server, host: str, port: int, doors: set[Door], lease: float) -> asyncio.Server:
+async def listen(
+    server: web.Server, host: str, port: int, doors: set[Door], lease: float, open_tls: OpenTls
+) -> asyncio.Server:
     """Open the port. Raises OSError when it is taken."""
     loop = asyncio.get_running_loop()
-    return await loop.create_server(lambda: Door(server, doors, lease), host, port, reuse_address=True, backlog=1024)
+
+    def door() -> Door:
+        return Door(server, doors, lease, open_tls)
+
+    return await loop.create_server(door, host, port, reuse_address=True, backlog=1024)
 
 
 def door_of(request: web.BaseRequest) -> Door | None:

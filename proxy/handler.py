@@ -9,7 +9,7 @@ from aiohttp import web
 
 from proxy import identity, internal, relay
 from proxy.attempts import Attempts, Run
-from proxy.doors import NO_TUNNELS, Door, Written, door_of
+from proxy.doors import NO_TUNNEL_HERE, Door, Written, door_of
 from proxy.identity import Addressed, Target
 from proxy.journalled import Journalled, read_apart
 from proxy.message import Request
@@ -71,9 +71,9 @@ class Handler:
 
     async def _answer(self, http: web.BaseRequest, client: Client) -> Refusal | None:
         if http.method == "CONNECT":
-            client.door.refuse(NO_TUNNELS)
+            client.door.refuse(NO_TUNNEL_HERE)
             return None
-        addressed = identity.address(http.raw_path, tuple(http.raw_headers))
+        addressed = identity.address(http.raw_path, tuple(http.raw_headers), client.door.tunnel)
         if isinstance(addressed, Refusal):
             return addressed
         fault = self._faulty(http, addressed, client)

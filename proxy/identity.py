@@ -56,6 +56,18 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class Tunnel:
+    """What CONNECT said, which holds for every request inside. ``refusal``: given inside, CONNECT is always accepted.
+
+    ``target.scheme`` is https until the first byte inside tells otherwise.
+    """
+
+    target: Target
+    named: Named | None
+    refusal: Refusal | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Addressed:
     """A request's head, understood. ``named`` None: it names no run."""
 
@@ -65,17 +77,49 @@ class Addressed:
     gateway: bool
 
 
-def address(raw_target: str, headers: Headers, tunnel: Target | None = None) -> Addressed | Refusal:
+def connect(head: bytes) -> Tunnel:
+    """Read the head of a CONNECT, without its empty line. Whatever is wrong with it is said inside the tunnel."""
+    lines = head.split(b"\r\n")
+    nowhere = Target("https", "invalid", 443, "/")
+    parts = lines[0].split(b" ")
+    headers = []
+    for line in lines[1:]:
+        name, colon, value = line.partition(b":")
+        if not colon or not name or name != name.strip():
+            return Tunnel(nowhere, None, _bad("the head of its CONNECT is malformed"))
+        headers.append((name, value.strip()))
+    if len(parts) != 3 or not parts[2].startswith(b"HTTP/1."):
+        return Tunnel(nowhere, None, _bad("the head of its CONNECT is malformed"))
+    found = authority(parts[1].decode("latin-1"), 443)
+    if isinstance(found, Refusal):
+        return Tunnel(nowhere, None, found)
+    target = Target("https", *found, "/")
+    named = _credentials(tuple(headers))
+    if isinstance(named, Refusal):
+        return Tunnel(target, None, named)
+    merged = _by_header(tuple(headers), [] if named is None else [named])
+    return Tunnel(target, None, merged) if isinstance(merged, Refusal) else Tunnel(target, merged)
+
+
+def _credentials(headers: Headers) -> Named | Refusal | None:
+    values = _values(headers, b"proxy-authorization")
+    if len(values) > 1:
+        return _bad("two Proxy-Authorization headers")
+    return _basic(values[0]) if values else None
+
+
+def address(raw_target: str, headers: Headers, tunnel: Tunnel | None = None) -> Addressed | Refusal:
     """Read the head of a request. *tunnel*: what CONNECT named, for requests inside a tunnel."""
     found: list[Named] = []
-    credentials = _values(headers, b"proxy-authorization")
-    if len(credentials) > 1:
-        return _bad("two Proxy-Authorization headers")
-    if credentials:
-        named = _basic(credentials[0])
-        if isinstance(named, Refusal):
-            return named
-        found.append(named)
+    if tunnel is not None and tunnel.refusal is not None:
+        return tunnel.refusal
+    if tunnel is not None and tunnel.named is not None:
+        found.append(tunnel.named)
+    credentials = _credentials(headers)
+    if isinstance(credentials, Refusal):
+        return credentials
+    if credentials is not None:
+        found.append(credentials)
 
     gateway = tunnel is None and raw_target.startswith("/@")
     if gateway:
@@ -87,12 +131,13 @@ def address(raw_target: str, headers: Headers, tunnel: Target | None = None) -> 
         named, target = parsed
         found.append(named)
     else:
-        read = _target(raw_target, tunnel)
+        outer = tunnel.target if tunnel is not None else None
+        read = _target(raw_target, outer)
         if isinstance(read, Refusal):
             return read
         target = read
-        if tunnel is not None and not _of_tunnel(target, tunnel, headers):
-            return _bad(f"inside a tunnel to {tunnel.host}:{tunnel.port} it names another host")
+        if outer is not None and not _of_tunnel(target, outer, headers):
+            return _bad(f"inside a tunnel to {outer.host}:{outer.port} it names another host")
 
     by_header = _by_header(headers, found)
     if isinstance(by_header, Refusal):

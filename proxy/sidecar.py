@@ -21,11 +21,13 @@ from pathlib import Path
 from aiohttp import web
 
 from proxy.attempts import Attempts
+from proxy.authority import Authority
 from proxy.doors import Door, listen
 from proxy.handler import Handler
 from proxy.profiles import Rules
 from proxy.recorder import Shell
 from proxy.tokenless import Tokenless
+from proxy.tunnels import Tunnels
 from proxy.upstream import Upstream
 from runtime.errors import DatabaseAway, TwiceshyError, UsageError
 from runtime.journal import Journal
@@ -50,7 +52,7 @@ class Pulse:
         return time.monotonic() - self._confirmed < self._lease * 0.9
 
 
-async def serve(settings: Settings, dsn: str, folder: Path, host: str, port: int) -> None:
+async def serve(settings: Settings, dsn: str, folder: Path, state: Path, host: str, port: int) -> None:
     """Run until SIGTERM or SIGINT. Raises UsageError when the port is taken, DatabaseAway without database."""
     identity = f"s{secrets.token_hex(8)}"
     journal = await Journal.open(dsn, settings)
@@ -67,8 +69,9 @@ async def serve(settings: Settings, dsn: str, folder: Path, host: str, port: int
         return await handler(request)
 
     server = web.Server(dispatch)
+    tunnels = Tunnels(Authority(state), attempts.distrusted)
     try:
-        listener = await listen(server, host, port, doors, settings.lease)
+        listener = await listen(server, host, port, doors, settings.lease, tunnels.open)
     except OSError as error:
         await journal.close()
         raise UsageError(f"the proxy cannot listen on {host}:{port}: {error.strerror or error}") from error
@@ -97,6 +100,7 @@ async def serve(settings: Settings, dsn: str, folder: Path, host: str, port: int
     await _drain(attempts, settings.drain)
     beating.cancel()
     await asyncio.gather(beating, return_exceptions=True)
+    await tunnels.close()
     for door in list(doors):
         door.abort()
     for exchange in attempts.exchanges():
@@ -140,6 +144,7 @@ def main() -> int:
     """Entry point. Exit code 2 for what the person who started it can mend, 75 for a database that is away."""
     parser = argparse.ArgumentParser(prog="python -m proxy.sidecar")
     parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--state", type=Path, help="where the CA is (default: FOLDER)")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
     arguments = parser.parse_args()
@@ -148,7 +153,8 @@ def main() -> int:
     try:
         if not dsn:
             raise UsageError("DATABASE_URL is not set: `twiceshy up` starts a sidecar with a Postgres of its own")
-        asyncio.run(serve(load(), dsn, arguments.folder, arguments.host, arguments.port))
+        state = arguments.state or arguments.folder
+        asyncio.run(serve(load(), dsn, arguments.folder, state, arguments.host, arguments.port))
     except TwiceshyError as error:
         print(f"twiceshy sidecar: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else os.EX_TEMPFAIL if isinstance(error, DatabaseAway) else 1

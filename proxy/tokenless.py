@@ -108,6 +108,7 @@ class Tokenless:
         bound = await self._attempts.bind(Fence(named.run, runs.hash_token(claimed.token), self._sidecar))
         if isinstance(bound, Run):
             bound.tokenless = True
+            self._attempts.take_hints(bound)
             bound.process = process
             bound.stale = "this process has begun with an earlier attempt, which is over" if claimed.stale else ""
         return bound

@@ -233,6 +233,8 @@ class Upstream:
                 ),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
+                # Said, because an agent's sitecustomize (twiceshy started inside a run) changes the default.
+                trust_env=False,
                 skip_auto_headers=_AUTO_HEADERS,
                 # The defaults cut: 300 s in all. Limits are our own, and named. connect: with the name's resolution.
                 timeout=aiohttp.ClientTimeout(

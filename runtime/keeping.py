@@ -34,7 +34,9 @@ PASSED = frozenset(
     | {"SSL_CERT_FILE", "SSL_CERT_DIR", "DATABASE_URL"}
 )
 PASSED_PREFIXES = ("LC_", "PYTHON", "XDG_", "PG", "TWICESHY_")
-HELD_BACK = frozenset({"TWICESHY_RUN", "TWICESHY_TOKEN", "TWICESHY_CONFIG", "PYTHONSTARTUP", "PYTHONINSPECT"})
+HELD_BACK = frozenset(
+    {"TWICESHY_RUN", "TWICESHY_TOKEN", "TWICESHY_CONFIG", "TWICESHY_CA_FILE", "PYTHONSTARTUP", "PYTHONINSPECT"}
+)
 
 
 def environment(base: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -115,6 +115,7 @@ class KeptSidecar:
         children: Children,
         changed: Callable[["KeptSidecar"], None],
     ) -> None:
+        self.state = folder
         self.folder = folder / "sidecars" / wanted.hash
         self.wanted = wanted
         self.dsn = dsn
@@ -187,7 +188,7 @@ class KeptSidecar:
             since = os.fstat(log).st_size
             host = [] if self.wanted.host == "127.0.0.1" else ["--host", self.wanted.host]
             self._process = process = subprocess.Popen(  # noqa: ASYNC220 - it returns at the exec
-                [*self.wanted.command, "--folder", str(self.folder), "--port", str(port), *host],
+                [*self.wanted.command, "--folder", self.folder, "--state", self.state, "--port", str(port), *host],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,

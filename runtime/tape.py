@@ -51,6 +51,7 @@ class AttemptLine:
     exit_code: int | None = None
     counts: Counts | None = None
     parts: dict[str, str] = field(default_factory=dict)  # step key -> live, replayed, joined
+    hints: tuple[str, ...] = ()  # what did not come through, and why
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +105,10 @@ def read_attempt(n: int, outcome: str | None, exit_code: int | None, tape: bytes
             return AttemptLine(n, outcome, exit_code)
         counts = Counts(**{name: int(told.get(name, 0)) for name in Counts.__dataclass_fields__})
         parts = {str(key): str(part) for key, part in told.get("steps", ())}
+        hints = tuple(str(hint) for hint in told.get("hints", ()))
     except (ValueError, TypeError):
         return AttemptLine(n, outcome, exit_code)
-    return AttemptLine(n, outcome, exit_code, counts, parts)
+    return AttemptLine(n, outcome, exit_code, counts, parts, hints)
 
 
 # ---- the picture
@@ -241,7 +243,19 @@ def summary(tape: Tape) -> list[str]:
             for step in tape.steps
             if step.finality is Finality.DOUBTFUL and step.state is State.ANSWERED and step.statuses
         ]
-    return lines + needs_a_person(tape)
+    return lines + needs_to_know(tape) + needs_a_person(tape)
+
+
+def needs_to_know(tape: Tape) -> list[str]:
+    """What did not come through the sidecar as it should, with the attempts that it happened in."""
+    told: dict[str, list[int]] = {}
+    for attempt in tape.attempts:
+        for hint in attempt.hints:
+            told.setdefault(hint, []).append(attempt.n)
+    return [
+        f"note: {hint} (attempt{'' if len(ns) == 1 else 's'} {', '.join(map(str, ns[-6:]))})"
+        for hint, ns in told.items()
+    ]
 
 
 def needs_a_person(tape: Tape) -> list[str]:
@@ -284,6 +298,7 @@ def as_json(tape: Tape) -> dict[str, Any]:
                 "outcome": attempt.outcome,
                 "exit_code": attempt.exit_code,
                 **_counts_json(tape.counts_of(attempt)),
+                "hints": list(attempt.hints),
                 "steps": {step.key: part for step in tape.steps if (part := tape.part(attempt, step))},
             }
             for attempt in tape.attempts

@@ -9,9 +9,11 @@ import asyncio
 import json
 import os
 import signal
+import ssl
 import sys
 from pathlib import Path
 
+from sandbox import tls
 from sandbox.server import Server
 from sandbox.wire import listen
 
@@ -24,7 +26,20 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--log", type=Path, required=True, metavar="FILE", help="append-only log of all that happens")
     parser.add_argument("--seed", type=int, default=0, help="for what happens by chance (default: %(default)s)")
     parser.add_argument("--stdin-lifetime", action="store_true", help="end when standard input ends")
+    about_tls = "speak TLS; FOLDER gets a CA (ca.pem) and a certificate if it has none"
+    parser.add_argument("--tls", type=Path, metavar="FOLDER", help=about_tls)
+    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="speak TLS with this certificate (PEM)")
+    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="the key of --tls-cert (default: in that file)")
     return parser.parse_args()
+
+
+def _tls(arguments: argparse.Namespace) -> ssl.SSLContext | None:
+    if arguments.tls_cert is not None:
+        return tls.server_context(arguments.tls_cert, arguments.tls_key or arguments.tls_cert)
+    if arguments.tls is not None:
+        folder = tls.ensure(arguments.tls)
+        return tls.server_context(folder / tls.CERTIFICATE, folder / tls.KEY)
+    return None
 
 
 async def _serve(arguments: argparse.Namespace) -> None:
@@ -33,7 +48,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, over.set)
     server = Server(arguments.log, arguments.seed)
-    listener = await listen(server.serve, arguments.host, arguments.port)
+    listener = await listen(server.serve, arguments.host, arguments.port, _tls(arguments))
     print(json.dumps({"port": listener.sockets[0].getsockname()[1]}), flush=True)
     if arguments.stdin_lifetime:
 

@@ -10,6 +10,7 @@ with Sandbox.start(tmp_path / "sandbox.log") as sandbox:
 
 import base64
 import json
+import ssl
 import subprocess
 import sys
 import time
@@ -21,7 +22,9 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import ProxyHandler, Request, build_opener
+from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
+
+from sandbox.tls import CA, ensure
 
 T = TypeVar("T")
 PROJECT = Path(__file__).resolve().parent.parent
@@ -77,22 +80,36 @@ class Effect:
 class Sandbox:
     """A running sandbox at *url*; ``start`` runs one as a process of its own, gone with its caller."""
 
-    def __init__(self, url: str, process: "subprocess.Popen[bytes] | None" = None, log: Path | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        process: "subprocess.Popen[bytes] | None" = None,
+        log: Path | None = None,
+        ca: Path | None = None,
+    ) -> None:
         self.url = url.rstrip("/")
         self.process = process
         self.log = log
-        self._opener = build_opener(ProxyHandler({}))
+        self.ca = ca  # to be trusted by who calls it
+        context = None if ca is None else ssl.create_default_context(cafile=str(ca))
+        self._opener = build_opener(ProxyHandler({}), HTTPSHandler(context=context))
 
     @classmethod
-    def start(cls, log: Path, *, seed: int = 0, port: int = 0, host: str = "127.0.0.1") -> Self:
-        """Start ``python -m sandbox`` and wait until it listens."""
+    def start(
+        cls, log: Path, *, seed: int = 0, port: int = 0, host: str = "127.0.0.1", tls: Path | None = None
+    ) -> Self:
+        """Start ``python -m sandbox`` and wait until it listens. *tls*: the folder of its certificates (https)."""
         command = [sys.executable, "-m", "sandbox", "--stdin-lifetime", "--host", host]
         command += ["--port", str(port), "--log", str(log.resolve()), "--seed", str(seed)]
+        ca = None
+        if tls is not None:
+            ca = ensure(tls) / CA
+            command += ["--tls", str(tls.resolve())]
         # A session of its own: the terminal's Ctrl-C is its starter's to handle.
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=PROJECT, start_new_session=True
         )
-        started = cls(f"http://{host}", process, log)
+        started = cls(f"{'http' if tls is None else 'https'}://{host}", process, log, ca)
         try:
             assert process.stdout is not None
             line = process.stdout.readline()

@@ -11,6 +11,7 @@ handles the requests of one connection one after the other.
 
 import asyncio
 import socket
+import ssl
 import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -240,8 +241,8 @@ class Connection(asyncio.Protocol):
         self._advance()
 
 
-async def listen(serve: Serve, host: str, port: int) -> asyncio.Server:
-    """Listen on *host*:*port* (0: a free one) and hand every request to *serve*."""
+async def listen(serve: Serve, host: str, port: int, tls: ssl.SSLContext | None = None) -> asyncio.Server:
+    """Listen on *host*:*port* (0: a free one), inside *tls* if given, and hand every request to *serve*."""
     numbers = iter(range(1, 1 << 62))
     loop = asyncio.get_running_loop()
-    return await loop.create_server(lambda: Connection(serve, next(numbers)), host, port, backlog=1024)
+    return await loop.create_server(lambda: Connection(serve, next(numbers)), host, port, backlog=1024, ssl=tls)

@@ -314,9 +314,11 @@ class Stack:
 
 
 @contextlib.contextmanager
-def stack(dsn: str, folder: Path, **settings: Any) -> Iterator[Stack]:
-    """Both processes, ended at the end."""
-    with Sandbox.start(folder / "sandbox.log") as sandbox:
+def stack(dsn: str, folder: Path, *, tls: bool = False, **settings: Any) -> Iterator[Stack]:
+    """Both processes, ended at the end. *tls*: the sandbox speaks https, and the sidecar trusts its CA."""
+    with Sandbox.start(folder / "sandbox.log", tls=folder / "tls" if tls else None) as sandbox:
+        if sandbox.ca is not None:
+            settings.setdefault("extra_ca", sandbox.ca)
         made = Stack(dsn, folder / "state", sandbox, **settings)
         try:
             yield made

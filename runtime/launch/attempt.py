@@ -18,7 +18,7 @@ from runtime.errors import UsageError
 from runtime.keeping import Keeping
 from runtime.launch import sidecar
 from runtime.launch.agent import Agent, Exit
-from runtime.launch.environment import environment
+from runtime.launch.environment import Kit, environment
 from runtime.launch.patient import Patient
 from runtime.launch.signals import Signals
 from runtime.settings import Settings
@@ -53,7 +53,7 @@ class Attempt:
 
     def __init__(
         self, settings: Settings, claim: runs.Claim, command: Sequence[str], keeping: Keeping, patient: Patient,
-        signals: Signals, library: Path | None = None,
+        signals: Signals, kit: Kit | None = None,
     ) -> None:  # fmt: skip
         self.settings = settings
         self.claim = claim
@@ -61,16 +61,14 @@ class Attempt:
         self.keeping = keeping
         self.patient = patient
         self.signals = signals
-        self.library = library
+        self.kit = kit
         self.token_hash = runs.hash_token(claim.token)
         self.proxy = keeping.proxy
         self.sidecar = keeping.sidecar
 
     async def run(self) -> Ended:
         """Start the agent and see it through. Raises UsageError when it cannot be started."""
-        env = environment(
-            os.environ, run=self.claim.run_id, token=self.claim.token, proxy=self.proxy, library=self.library
-        )
+        env = environment(os.environ, run=self.claim.run_id, token=self.claim.token, proxy=self.proxy, kit=self.kit)
         agent = await Agent.start(
             self.command, env, ignored=self.signals.ignored, before=self.signals.terminal.offer,
             on_signal=self.signals.of_group, on_stop=self.signals.of_stop,

@@ -27,6 +27,7 @@ from runtime.errors import DatabaseAway, Held, NotNow, UsageError
 from runtime.folder import Lock, make_folder
 from runtime.keeping import Keeping
 from runtime.launch.attempt import Attempt, Ended, Why, check
+from runtime.launch.environment import Kit
 from runtime.launch.patient import Patient
 from runtime.launch.signals import Signals
 from runtime.launch.voice import Voice
@@ -57,7 +58,7 @@ class Order:
     run: str | None = None
     agent: str = ""
     input: bytes | None = None
-    library: Path | None = None
+    kit: Kit | None = None
 
 
 async def run(settings: Settings, order: Order, keeping: Keeping, signals: Signals, voice: Voice) -> int:
@@ -156,7 +157,7 @@ class Launcher:
     async def _attempt(self, claim: runs.Claim) -> int | None:
         """One attempt and what follows from its end. Returns the exit code, None to look again."""
         attempt = Attempt(
-            self.settings, claim, self.order.command, self.keeping, self.patient, self.signals, self.order.library
+            self.settings, claim, self.order.command, self.keeping, self.patient, self.signals, self.order.kit
         )
         try:
             ended = await attempt.run()

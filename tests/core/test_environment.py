@@ -7,8 +7,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.launch.environment import environment, exports, proxy_url
+from runtime.launch.environment import Kit, environment, exports, proxy_url
 
+KIT = Kit(Path("/state/site"), Path("/state/site/preload.cjs"), Path("/state/ca.pem"), Path("/state/bundle.pem"))
 INHERITED = {
     "PATH": "/bin",
     "NO_PROXY": "localhost,127.0.0.1",
@@ -18,24 +19,39 @@ INHERITED = {
     "ALL_PROXY": "socks5://elsewhere",
     "all_proxy": "socks5://elsewhere",
     "PYTHONPATH": "/mine",
+    "NODE_OPTIONS": "--max-old-space-size=100",
+    "SSL_CERT_DIR": "/etc/ssl/certs",
+    "REQUESTS_CA_BUNDLE": "/elsewhere.pem",
     "TWICESHY_TOKEN": "of-another-run",
 }
 
 
 def test_what_was_inherited_is_overwritten() -> None:
-    given = environment(INHERITED, run="r1", token="t0", proxy="127.0.0.1:7777", library=Path("/lib/twiceshy"))
+    given = environment(INHERITED, run="r1", token="t0", proxy="127.0.0.1:7777", kit=KIT)
     url = "http://r1:t0@127.0.0.1:7777"
     assert given == {
         "PATH": "/bin",
         "HTTP_PROXY": url, "HTTPS_PROXY": url, "http_proxy": url, "https_proxy": url,
         "NO_PROXY": "", "no_proxy": "",
         "TWICESHY_RUN": "r1", "TWICESHY_TOKEN": "t0",
-        "PYTHONPATH": "/lib/twiceshy:/mine",
+        "PYTHONPATH": "/state/site:/mine",
+        "SSL_CERT_FILE": "/state/bundle.pem", "REQUESTS_CA_BUNDLE": "/state/bundle.pem",
+        "CURL_CA_BUNDLE": "/state/bundle.pem", "AWS_CA_BUNDLE": "/state/bundle.pem",
+        "GIT_SSL_CAINFO": "/state/bundle.pem", "PIP_CERT": "/state/bundle.pem",
+        "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": "/state/bundle.pem",
+        "TWICESHY_CA_FILE": "/state/ca.pem", "NODE_EXTRA_CA_CERTS": "/state/ca.pem", "NODE_USE_ENV_PROXY": "1",
+        "NODE_OPTIONS": '--require "/state/site/preload.cjs" --max-old-space-size=100',
     }  # fmt: skip
     assert INHERITED["ALL_PROXY"], "what is given is not changed"
 
 
-def test_without_a_library_the_python_path_is_left_alone() -> None:
+def test_an_agent_may_start_another_one() -> None:
+    once = environment(INHERITED, run="r1", token="t0", proxy="127.0.0.1:7777", kit=KIT)
+    assert environment(once, run="r1", token="t0", proxy="127.0.0.1:7777", kit=KIT) == once
+    assert environment({"PYTHONPATH": ""}, run="r", token="t", proxy="p:1", kit=KIT)["PYTHONPATH"] == "/state/site"
+
+
+def test_without_a_kit_the_python_path_is_left_alone() -> None:
     assert environment(INHERITED, run="r", token="t", proxy="p:1")["PYTHONPATH"] == "/mine"
     assert "PYTHONPATH" not in environment({}, run="r", token="t", proxy="p:1")
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from proxy.identity import Addressed, Named, Target, address, authority, end_to_end
+from proxy.identity import Addressed, Named, Target, Tunnel, address, authority, connect, end_to_end
 from proxy.message import Headers
 from proxy.refusals import Refusal
 
@@ -21,13 +21,13 @@ def basic(pair: str, scheme: str = "Basic") -> tuple[bytes, bytes]:
     return b"Proxy-Authorization", f"{scheme} {base64.b64encode(pair.encode()).decode()}".encode()
 
 
-def named(raw: str, *headers: tuple[bytes, bytes]) -> Named | None:
-    read = address(raw, headers)
+def named(raw: str, *headers: tuple[bytes, bytes], tunnel: Tunnel | None = None) -> Named | None:
+    read = address(raw, headers, tunnel)
     assert isinstance(read, Addressed), read
     return read.named
 
 
-def refused(raw: str, *headers: tuple[bytes, bytes], tunnel: Target | None = None) -> str:
+def refused(raw: str, *headers: tuple[bytes, bytes], tunnel: Tunnel | None = None) -> str:
     read = address(raw, headers, tunnel)
     assert isinstance(read, Refusal), read
     assert 400 <= read.status < 500
@@ -35,7 +35,7 @@ def refused(raw: str, *headers: tuple[bytes, bytes], tunnel: Target | None = Non
     return read.code
 
 
-def target(raw: str, *headers: tuple[bytes, bytes], tunnel: Target | None = None) -> Target:
+def target(raw: str, *headers: tuple[bytes, bytes], tunnel: Tunnel | None = None) -> Target:
     read = address(raw, headers, tunnel)
     assert isinstance(read, Addressed), read
     return read.target
@@ -261,7 +261,7 @@ def test_the_sidecars_own_name_is_known() -> None:
     assert not target("http://twiceshy.internal.test/run").internal
 
 
-TUNNEL = Target("https", "api.test", 443, "")
+TUNNEL = Tunnel(Target("https", "api.test", 443, "/"), None)
 
 
 def test_inside_a_tunnel_connects_authority_decides() -> None:
@@ -284,6 +284,45 @@ def test_inside_a_tunnel_a_path_is_the_upstreams_business() -> None:
     read = address("/@r:t/https/other.test/", (), TUNNEL)
     assert isinstance(read, Addressed)
     assert (read.named, read.gateway, read.target.target) == (None, False, "/@r:t/https/other.test/")
+
+
+def connected(authority: str, *headers: tuple[bytes, bytes]) -> Tunnel:
+    lines = [f"CONNECT {authority} HTTP/1.1".encode(), *(name + b": " + value for name, value in headers)]
+    return connect(b"\r\n".join(lines))
+
+
+def test_connect_names_the_run_of_all_that_comes_inside() -> None:
+    tunnel = connected("API.test:8443", (b"Host", b"ignored"), basic("r:t"))
+    assert tunnel == Tunnel(Target("https", "api.test", 8443, "/"), Named("r", "t", None))
+    assert named("/v1", tunnel=tunnel) == Named("r", "t", None)
+    assert named("/v1", (b"Twiceshy-Step", b"s"), tunnel=tunnel) == Named("r", "t", "s")
+    assert refused("/v1", (b"Twiceshy-Run", b"other"), tunnel=tunnel) == "bad-identity"
+    assert refused("/v1", basic("r:other"), tunnel=tunnel) == "bad-identity"
+    assert connected("[::1]:443").target.host == "::1"
+    assert connected("api.test").target.port == 443
+    assert named("/v1", (b"Twiceshy-Run", b"r"), tunnel=connected("api.test:443")) == Named("r", None, None)
+
+
+@pytest.mark.parametrize(
+    ("head", "code"),
+    [
+        (b"CONNECT api.test:443", "bad-request"),
+        (b"CONNECT  HTTP/1.1", "bad-request"),
+        (b"CONNECT api.test:0 HTTP/1.1", "bad-request"),
+        (b"CONNECT u@api.test:443 HTTP/1.1", "bad-request"),
+        (b"CONNECT https://api.test/ HTTP/1.1", "bad-request"),
+        (b"CONNECT api.test:443 HTTP/1.1\r\nno colon", "bad-request"),
+        (b"CONNECT api.test:443 HTTP/1.1\r\nProxy-Authorization: Basic !", "bad-identity"),
+        (b"CONNECT api.test:443 HTTP/1.1\r\nProxy-Authorization: Bearer x", "bad-identity"),
+    ],
+)
+def test_what_is_wrong_with_connect_is_said_inside(head: bytes, code: str) -> None:
+    assert refused("/v1", tunnel=connect(head)) == code
+
+
+@given(st.binary(max_size=60))
+def test_any_head_of_connect_makes_a_tunnel(noise: bytes) -> None:
+    assert isinstance(connect(b"CONNECT " + noise), Tunnel)
 
 
 # ---- what goes further

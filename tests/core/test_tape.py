@@ -135,6 +135,15 @@ def test_the_summary_names_what_nobody_can_be_sure_of() -> None:
     )
 
 
+def test_the_summary_says_what_did_not_come_through() -> None:
+    told = b'{"hints": ["api.test: this client does not trust the CA"], "steps": []}'
+    attempts = [read_attempt(1, "failed", 1, told), read_attempt(2, "done", 0, b"{}"), read_attempt(3, "done", 0, told)]
+    tape = Tape("r", RunStatus.DONE, attempts=attempts)
+    assert summary(tape)[1:] == ["note: api.test: this client does not trust the CA (attempts 1, 3)"]
+    assert [len(each["hints"]) for each in as_json(tape)["attempts"]] == [1, 0, 1]
+    assert read_attempt(1, None, None, b'{"hints": 7}').hints == ()
+
+
 def test_a_stopped_run_says_the_exact_command() -> None:
     key = "mail to o'brien"
     lost = step(4, key=key, state=State.AMBIGUOUS, statuses=(), finality=None, evidence="connection reset")

@@ -71,6 +71,8 @@ class World:
             "TWICESHY_BACKOFF": "0.05", "TWICESHY_MAX_ATTEMPTS": "3", "PYTHONPATH": str(PROJECT),
             "SANDBOX_URL": sandbox.url,
         }  # fmt: skip
+        if sandbox.ca is not None:
+            self.environment["TWICESHY_EXTRA_CA"] = str(sandbox.ca)
         self.keeper = self.sidecar = 0
         self.holder = subprocess.Popen([sys.executable, "-c", HOLD], stdout=subprocess.PIPE, env=self.environment)
         self._known = threading.Event()

@@ -519,33 +519,6 @@ def test_the_gateway_form_is_called_by_the_sidecars_own_name(
     assert origin.nobody(0.05)
 
 
-# ---- CONNECT
-
-
-@pytest.mark.parametrize("pieces", [1, 3, 1000])
-def test_connect_is_answered_with_the_words(shared: Stack, run: str, pieces: int) -> None:
-    attempt = shared.claim(run)
-    client = Wire.to(attempt)
-    head = b"CONNECT api.openai.com:443 HTTP/1.1\r\nHost: api.openai.com:443\r\n" + credentials(attempt) + b"\r\n\r\n"
-    size = len(head) // pieces + 1
-    for at in range(0, len(head), size):
-        client.send(head[at : at + size])
-    words = refused(client, 501, "not-supported")
-    assert "CONNECT" in words and "/@RUN:TOKEN/https/HOST/PATH" in words
-    assert client.rest_of_cut() == b""
-
-
-def test_connect_is_answered_with_the_words_later_too(shared: Stack, run: str, origin: Origin) -> None:
-    attempt = shared.claim(run)
-    client = asked(attempt, "GET", origin.url("/a"))
-    origin.answer(OK)
-    client.head()
-    client.exactly(2)
-    client.send(b"CONNECT api.openai.com:443 HTTP/1.1\r\nHost: api.openai.com:443\r\n\r\n")
-    refused(client, 501, "not-supported")
-    assert client.rest_of_cut() == b""
-
-
 # ---- who names no run
 
 

@@ -1,6 +1,7 @@
 """Upstreams that are too slow: the limit is named, and what was sent is never taken for unsent (DESIGN §3.8)."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,7 @@ from tests.stack import Stack, stack
 CHAT = {"model": "gpt-sandbox", "messages": [{"role": "user", "content": "hello"}]}
 ORDER = {"lines": [{"sku": "tea", "n": 1}], "total": 5}
 MAIL = {"to": "ada@example.org", "subject": "s", "text": "t"}
-LIMITS = {"connect_timeout": 0.5, "first_byte_timeout": 1.5, "silence_timeout": 1, "exchange_timeout": 5}
+LIMITS: Any = {"connect_timeout": 0.5, "first_byte_timeout": 1.5, "silence_timeout": 1, "exchange_timeout": 5}
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,43 @@
+"""Lays out what an agent's process is given: certificates, ``sitecustomize``, the Node preload, the library.
+
+They are copied into the state folder, so that nothing else of this installation comes onto an agent's path, and an
+upgrade does not change files under a running agent.
+"""
+
+import hashlib
+import shutil
+import tempfile
+from pathlib import Path
+
+import twiceshy
+from proxy.authority import BUNDLE, CERTIFICATE, ensure
+from runtime.launch import environment
+
+SITE = Path(environment.__file__).with_name("site")
+LIBRARY = Path(twiceshy.__file__).parent
+
+
+def lay_out(folder: Path) -> environment.Kit:
+    """Make or find the kit in the state *folder*. Blocking; under a second but for the first time ever."""
+    ca = ensure(folder)
+    site = folder / "site" / _digest()
+    if not site.exists():
+        site.parent.mkdir(exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(prefix="new-", dir=site.parent))
+        for name in ("sitecustomize.py", "preload.cjs"):
+            shutil.copyfile(SITE / name, fresh / name)
+        shutil.copytree(LIBRARY, fresh / "twiceshy", ignore=shutil.ignore_patterns("__pycache__"))
+        fresh.chmod(0o755)
+        try:
+            fresh.rename(site)
+        except OSError:  # another one was first
+            shutil.rmtree(fresh)
+    return environment.Kit(site, site / "preload.cjs", ca / CERTIFICATE, ca / BUNDLE)
+
+
+def _digest() -> str:
+    """Names the content of what is copied."""
+    digest = hashlib.sha256()
+    for path in sorted([*SITE.glob("*.*"), *LIBRARY.rglob("*.py")]):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]

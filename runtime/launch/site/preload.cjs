@@ -1,0 +1,128 @@
+// Loaded by an agent's Node before its program (NODE_OPTIONS=--require). No dependencies.
+//
+// Node 20's own fetch and http/https ignore HTTP_PROXY and would go past the journal in silence. Here every connection
+// that they open goes through a tunnel (CONNECT) of the sidecar; plain http goes inside one, too.
+// * http and https: what an Agent opens connections by is replaced, in agents that libraries make for themselves too.
+//   Not reached: agents with a createConnection of their own, net and tls, http2.
+// * fetch: gets a dispatcher that opens its connections so. One that a program sets itself is left alone.
+// Node 22.21 and 24.5 do all this by themselves (NODE_USE_ENV_PROXY=1).
+'use strict';
+
+const proxy = process.env.HTTPS_PROXY || process.env.HTTP_PROXY;
+const [major, minor] = process.versions.node.split('.').map(Number);
+const native = major > 24 || (major === 24 && minor >= 5) || (major === 22 && minor >= 21);
+if (proxy && process.env.TWICESHY_RUN && !native) {
+  const { hostname, port, username, password } = new URL(proxy);
+  const net = require('net');
+  const tls = require('tls');
+  const http = require('http');
+  const https = require('https');
+  const credentials = Buffer.from(`${decodeURIComponent(username)}:${decodeURIComponent(password)}`).toString('base64');
+  const direct = new Set((process.env.NO_PROXY || '').split(',').map((name) => name.trim()).filter(Boolean));
+  const isDirect = (host, at) => direct.has(host) || (host === hostname && String(at) === port);
+
+  // Opens a tunnel to host:at, done(error, socket) once.
+  const tunnel = (host, at, done) => {
+    const authority = `${host.includes(':') ? `[${host}]` : host}:${at}`;
+    const socket = net.connect({ host: hostname, port: Number(port), noDelay: true });
+    let head = Buffer.alloc(0);
+    const end = (error) => {
+      socket.removeListener('data', read);
+      socket.removeListener('error', end);
+      socket.removeListener('close', closed);
+      if (error) socket.destroy();
+      done(error, error ? undefined : socket);
+    };
+    const closed = () => end(new Error('the sidecar closed the tunnel'));
+    const read = (data) => {
+      head = Buffer.concat([head, data]);
+      const at = head.indexOf('\r\n\r\n');
+      if (at < 0) return;
+      const line = head.toString('latin1', 0, head.indexOf('\r\n'));
+      socket.pause();
+      if (head.length > at + 4) socket.unshift(head.subarray(at + 4));
+      end(/^HTTP\/1\.[01] 200/.test(line) ? null : new Error(`the sidecar refused the tunnel: ${line}`));
+    };
+    socket.on('data', read);
+    socket.on('error', end);
+    socket.on('close', closed);
+    socket.write(
+      `CONNECT ${authority} HTTP/1.1\r\nHost: ${authority}\r\nProxy-Authorization: Basic ${credentials}\r\n\r\n`,
+    );
+  };
+
+  let own; // who brings CAs of his own needs the sidecar's as well
+  const secured = (options, socket, host) => {
+    const given = { ...options, host, port: undefined, path: undefined, socket }; // host: whose certificate it must be
+    given.servername = options.servername || (net.isIP(host) ? '' : host);
+    if (options.ca && process.env.TWICESHY_CA_FILE) {
+      own ??= require('fs').readFileSync(process.env.TWICESHY_CA_FILE);
+      given.ca = [].concat(options.ca, own);
+    }
+    return tls.connect(given);
+  };
+
+  for (const [agent, secure] of [[http.Agent, false], [https.Agent, true]]) {
+    const plain = agent.prototype.createConnection;
+    agent.prototype.createConnection = function (options, done) {
+      const host = options.host || options.hostname || 'localhost';
+      const at = options.port || (secure ? 443 : 80);
+      if (options.socketPath || isDirect(host, at) || typeof done !== 'function') {
+        return plain.apply(this, arguments);
+      }
+      tunnel(host, at, (error, socket) => {
+        if (error) return done(error);
+        const made = secure ? secured(options, socket, host) : socket;
+        if (options.keepAlive) socket.setKeepAlive(true, options.keepAliveInitialDelay);
+        done(null, made);
+        if (!secure) made.resume();
+      });
+      return undefined;
+    };
+  }
+
+  if (typeof globalThis.fetch === 'function') {
+    const key = Symbol.for('undici.globalDispatcher.1');
+    const connect = (options, done) => {
+      const secure = options.protocol === 'https:';
+      const host = options.hostname.replace(/^\[|\]$/g, '');
+      const at = options.port || (secure ? 443 : 80);
+      const finish = (error, socket) => {
+        if (error) return done(error);
+        if (!secure) return done(null, socket);
+        const servername = options.servername || undefined;
+        const made = secured({ servername, ALPNProtocols: ['http/1.1'] }, socket, host);
+        const failed = (why) => done(why);
+        made.once('error', failed);
+        made.once('secureConnect', () => {
+          made.removeListener('error', failed);
+          done(null, made);
+        });
+      };
+      if (isDirect(host, at)) {
+        const socket = net.connect({ host, port: Number(at), noDelay: true });
+        socket.once('error', finish);
+        socket.once('connect', () => {
+          socket.removeListener('error', finish);
+          finish(null, socket);
+        });
+      } else {
+        tunnel(host, at, finish);
+      }
+    };
+    const install = () => {
+      void globalThis.Headers; // loads undici, which costs a program that never fetches nothing until here
+      const Agent = globalThis[key]?.constructor;
+      if (Agent?.name === 'Agent') globalThis[key] = new Agent({ connect });
+    };
+    const fetch = globalThis.fetch;
+    let installed = false;
+    globalThis.fetch = function (input, init) {
+      if (!installed) {
+        installed = true;
+        install();
+      }
+      return fetch(input, init);
+    };
+  }
+}
