@@ -47,9 +47,10 @@ async def claim(arguments: argparse.Namespace) -> int:
         conn = await database.connect(keeping.dsn, name="cli")
         try:
             run = await verbs.create(conn, arguments.run)
-            claimed = await verbs.claim(
-                conn, run, kind="claim", host=socket.gethostname(), folder=str(keeping.folder), lease=settings.lease
-            )
+            claimed = await verbs.claim_silent(
+                conn, run, kind="claim", host=socket.gethostname(), folder=str(keeping.folder), lease=settings.lease,
+                say=lambda words: print(f"twiceshy: {words}", file=sys.stderr),
+            )  # fmt: skip
         finally:
             await conn.close()
         print(claimed.token)

@@ -27,12 +27,14 @@ class Held(TwiceshyError):
     """Another attempt has the run: its lease has not run out and its process is not proved dead.
 
     ``wait``: seconds after which the run may be taken over if its owner stays silent; on the same connection,
-    because only time with the database counts.
+    because only time with the database counts. ``silent``: the owner's lease has run out, and only the claimer's
+    own time with the database is too short to tell.
     """
 
-    def __init__(self, message: str, wait: float = 0.0) -> None:
+    def __init__(self, message: str, wait: float = 0.0, *, silent: bool = False) -> None:
         super().__init__(message)
         self.wait = wait
+        self.silent = silent
 
 
 class NotNow(TwiceshyError):

@@ -4,6 +4,7 @@ Launcher, command line and API call these; each is one transaction that first lo
 and an entry of the journal never both win. All take a connection first. Tokens are minted here only.
 """
 
+import asyncio
 import base64
 import functools
 import hashlib
@@ -12,7 +13,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Concatenate, Literal, ParamSpec, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from runtime import lease as leases
 from runtime import retry, rows, shown
@@ -146,6 +147,7 @@ async def claim(
             f"run {run_id} is held by attempt {before['n']} ({before['kind']} on {before['host']}); "
             f"if that stays silent, it may be taken over in {found.wait:.0f} s",
             found.wait,
+            silent=run["lease_expires_at"] is None or run["lease_expires_at"] <= clock["now"],
         )
     outcome = None
     if before is not None:
@@ -160,6 +162,23 @@ async def claim(
     await connection.execute(sql("claim_attempt"), run_id, n, digest, kind, host, folder, process, run["counter"])
     await connection.execute(sql("claim_run"), run_id, n, digest, barren, kind in TOKENED, lease)
     return Claim(run_id, token, n, barren)
+
+
+async def claim_silent(
+    connection: Connection, /, run_id: str, *, say: Callable[[str], None] = lambda _: None, **claimed: Any
+) -> Claim:
+    """``claim``, which waits once, for a lease at most, where only *connection* is too young to judge a silent owner.
+
+    *say* is told of the wait. Raises as ``claim`` does; an owner that is heard of meanwhile raises Held.
+    """
+    try:
+        return await claim(connection, run_id, **claimed)
+    except Held as error:
+        if not error.silent:
+            raise
+        say(f"run {run_id}: its attempt is silent; taken over in {error.wait:.0f} s if that stays so")
+        await asyncio.sleep(error.wait + 0.1)
+    return await claim(connection, run_id, **claimed)
 
 
 @in_transaction

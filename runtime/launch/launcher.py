@@ -150,8 +150,8 @@ class Launcher:
         """Become the run's next attempt. Raises Held, NotNow."""
         # Our lock proves a launcher of this folder dead; of other owners only the clock can tell (runtime.lease).
         return await self.patient.ask(
-            runs.claim, self.run_id, kind="launcher", host=self.host, folder=str(self.keeping.folder),
-            lease=self.settings.lease, proved_dead=True,
+            runs.claim_silent, self.run_id, kind="launcher", host=self.host, folder=str(self.keeping.folder),
+            lease=self.settings.lease, proved_dead=True, say=self.voice.say,
         )  # fmt: skip
 
     async def _attempt(self, claim: runs.Claim) -> int | None:

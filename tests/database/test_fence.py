@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from runtime import runs
-from runtime.database import connect
+from runtime.database import Connection, connect
 from runtime.entries import Begun, Bound, Fenced
 from runtime.errors import Held, NotNow
 from runtime.journal import Journal
@@ -101,6 +101,40 @@ async def test_only_time_with_the_database_counts(dsn: str) -> None:
         assert (await runs.attempts(connection, run_id))[0].outcome == "died"
     finally:
         await connection.close()
+
+
+async def test_who_comes_new_to_a_silent_owner_waits_and_has_it(dsn: str) -> None:
+    first = await connect(dsn, name="test")
+    second = await connect(dsn, name="test")
+    try:
+        run_id = await runs.create(first, None)
+        old = await runs.claim(first, run_id, kind="claim", host="far", folder="f", lease=1.0)
+        with pytest.raises(Held) as busy:
+            await runs.claim_silent(second, run_id, kind="claim", host="here", folder="f", lease=1.0)
+        assert not busy.value.silent
+        await eventually_over(first, run_id)
+        third = await connect(dsn, name="test")  # too young to judge anybody
+        said: list[str] = []
+        try:
+            new = await runs.claim_silent(
+                third, run_id, kind="claim", host="here", folder="f", lease=1.0, say=said.append
+            )
+        finally:
+            await third.close()
+        assert (new.n, len(said)) == (2, 1)
+        assert await runs.renew(first, run_id, runs.hash_token(old.token), 1.0) is None
+    finally:
+        await first.close()
+        await second.close()
+
+
+async def eventually_over(connection: Connection, run_id: str) -> None:
+    """Wait until the run's lease has run out."""
+    async with asyncio.timeout(10):
+        while not await connection.fetchval(
+            "SELECT lease_expires_at < twiceshy.now() FROM twiceshy.run WHERE id = $1", run_id
+        ):
+            await asyncio.sleep(0.05)
 
 
 async def test_owners_renew_first(dsn: str) -> None:
