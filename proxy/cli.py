@@ -85,7 +85,7 @@ def parser() -> argparse.ArgumentParser:
 
     resolve = verb("resolve", cli_runs.resolve, "settle a step whose outcome is not known")
     resolve.add_argument("run", metavar="RUN")
-    resolve.add_argument("step", metavar="STEP", help="its key, or a beginning that fits no other open one")
+    resolve.add_argument("step", metavar="STEP", help="its key or number, or a beginning that fits no other open one")
     how = "assume_done: it happened, and the agent gets the answer given here; send_again: it did not"
     resolve.add_argument("how", choices=["assume_done", "send_again"], help=how)
     resolve.add_argument("--status", type=int, default=200, help="of the answer (default: %(default)s)")

@@ -129,10 +129,13 @@ async def resolve(arguments: argparse.Namespace) -> int:
 
 
 async def _step(conn: Any, run: str, given: str) -> str:
-    """The key that *given* stands for: itself, or the only open one that begins so."""
+    """The key that *given* stands for: itself, the one with that number in ``show``, or the only open one like it."""
     steps = await verbs.steps(conn, run)
     if any(step.key == given for step in steps):
         return given
+    # The shortest of keys is longer than any number of a step.
+    if given.isdecimal() and len(given) < 8 and 0 < int(given) <= len(steps):
+        return steps[int(given) - 1].key
     open_ = [step.key for step in steps if step.state is State.AMBIGUOUS and step.key.startswith(given)]
     if len(open_) == 1:
         return open_[0]

@@ -5,6 +5,7 @@ import asyncio
 import asyncpg
 import pytest
 
+from proxy import cli_runs
 from runtime import runs
 from runtime.database import connect
 from runtime.entries import Conflict, Recorded
@@ -258,6 +259,18 @@ async def test_send_again_goes_out_when_the_next_attempt_asks(scene: Scene) -> N
     second = await after.begin()
     await after.record(second)
     assert await scene.write(scene.answer(exchange)) == Conflict()
+
+
+async def test_a_step_is_named_by_its_key_its_number_or_how_an_open_one_begins(scene: Scene) -> None:
+    await scene.step("one")
+    exchange = await scene.begin("two")
+    await scene.write(scene.stop(exchange, "two"))
+    for given in ("two", "2", "tw"):
+        assert await scene.call(cli_runs._step, given) == "two"
+    assert await scene.call(cli_runs._step, "1") == "one"
+    for given in ("3", "0", "on"):
+        with pytest.raises(NotFound):
+            await scene.call(cli_runs._step, given)
 
 
 # ---- transactions
