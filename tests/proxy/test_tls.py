@@ -1,5 +1,6 @@
 """CONNECT and the TLS inside it: as clients open it, as they fail at it, and all that holds over plain HTTP."""
 
+import contextlib
 import json
 import ssl
 from collections.abc import Iterator
