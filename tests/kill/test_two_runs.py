@@ -40,7 +40,10 @@ def test_ctrl_c_the_first_and_sigkill_the_keeper() -> None:
         kill(stage.find(home, "-m", "runtime.keeper"))
         lingering.unlink()
         assert second.wait(PATIENCE) == 0, second.lines
-        assert sandbox.counts() == {"llm": 5, "orders": 2, "email": 1}
+        counts = sandbox.counts()
+        # With the keeper its sidecar died: a model call that was out just then is made once more, no effect is.
+        assert counts.pop("llm") in (5, 6)
+        assert counts == {"orders": 2, "email": 1}
 
         again = run("first")
         assert again.wait(PATIENCE) == 0, again.lines
