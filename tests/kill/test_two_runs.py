@@ -42,10 +42,11 @@ def test_ctrl_c_the_first_and_sigkill_the_keeper() -> None:
         assert second.wait(PATIENCE) == 0, second.lines
         counts = sandbox.counts()
         # With the keeper its sidecar died: a model call that was out just then is made once more, no effect is.
-        assert counts.pop("llm") in (5, 6)
+        calls = counts.pop("llm")
+        assert calls in (5, 6)
         assert counts == {"orders": 2, "email": 1}
 
         again = run("first")
         assert again.wait(PATIENCE) == 0, again.lines
-        assert sandbox.counts() == {"llm": 6, "orders": 2, "email": 2}
+        assert sandbox.counts() == {"llm": calls + 1, "orders": 2, "email": 2}
         stage.wait_until(lambda: not running("-m") and not running("-D"), "keeper, sidecar and Postgres have ended")
