@@ -1,4 +1,5 @@
 # Everything runs in $(VENV), which each target sets up when it is not there or the lock has changed.
+# The agents of examples and tests have an environment of their own, $(AGENTS), as agents do.
 # What may be said: PYTHON=python3.12  VENV=.venv  WORKERS=2  ARGS="-k name" (for the tests)
 
 SHELL := bash
@@ -8,6 +9,7 @@ SHELL := bash
 MAKEFLAGS += --no-print-directory
 
 VENV ?= .venv
+AGENTS ?= .agents
 WORKERS ?= 2
 ARGS ?=
 LOCK_FLAGS ?=
@@ -22,6 +24,9 @@ SERIES := $(if $(PYTHON),$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.v
 PY := $(VENV)/bin/python
 # The series is in the name, so that another PYTHON makes the environment anew.
 READY := $(VENV)/.ready-$(SERIES)
+AGENTS_READY := $(AGENTS)/.ready-$(SERIES)
+SDKS_READY := $(AGENTS)/.sdks-$(SERIES)
+NODE_READY := tests/sdk/node/node_modules/.package-lock.json
 
 .PHONY: help demo test check check-all bench format lock
 
@@ -31,7 +36,7 @@ help: ## say what there is
 demo: $(READY) ## kill an agent and its sidecar at the worst moment, and see nothing happen twice
 	@$(PY) -m sandbox.demo
 
-test: $(READY) ## the tests (but those that take minutes)
+test: $(READY) $(AGENTS_READY) ## the tests (but those that take minutes)
 	$(PY) -m pytest -n $(WORKERS) $(ARGS)
 
 check: $(READY) ## style, types, import contracts
@@ -41,7 +46,7 @@ check: $(READY) ## style, types, import contracts
 	$(PY) tests/canary/watch.py
 	$(VENV)/bin/lint-imports --no-logo
 
-check-all: check ## check, and every test there is, however long it takes
+check-all: check $(SDKS_READY) $(NODE_READY) ## check, and every test there is, however long it takes
 	$(PY) -m pytest -n $(WORKERS) --tier all $(ARGS)
 
 bench: $(READY) ## measure; the figures go to bench/RESULTS.md
@@ -57,13 +62,36 @@ lock: ## renew the lock files after a change of pyproject.toml (LOCK_FLAGS=--upg
 		--output-file requirements.lock
 	build/lock/bin/uv pip compile pyproject.toml --group dev --group build --constraints requirements.lock \
 		--universal --generate-hashes --no-header --quiet $(LOCK_FLAGS) --output-file requirements-dev.lock
+	build/lock/bin/uv pip compile --group sdks \
+		--universal --python-version 3.11 --generate-hashes --no-header --quiet $(LOCK_FLAGS) --output-file requirements-sdks.lock
+	build/lock/bin/uv pip compile --group agents --constraints requirements-sdks.lock \
+		--universal --python-version 3.11 --generate-hashes --no-header --quiet $(LOCK_FLAGS) --output-file requirements-agents.lock
+
+# $(call environment,FOLDER,SERIES): a virtual environment of that Python, made anew where it is of another one.
+environment = "$(PYTHON)" -c '$(FITS)' 2>/dev/null || { \
+		echo "twiceshy needs Python 3.11, 3.12 or 3.13$(if $(PYTHON), and $(PYTHON) is none); name one: make PYTHON=python3.12 …" >&2; exit 2; }; \
+	"$(1)/bin/python" -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] != "$(2)")' 2>/dev/null || { \
+		echo "setting up $(1) with Python $(2)"; "$(PYTHON)" -m venv --clear "$(1)"; }
+# $(call install,FOLDER,LOCK)
+install = echo "installing what $(2) names into $(1)"; \
+	"$(1)/bin/python" -m pip install --quiet --disable-pip-version-check --use-pep517 --require-hashes -r $(2)
 
 $(VENV)/.ready-%: requirements-dev.lock pyproject.toml
-	@"$(PYTHON)" -c '$(FITS)' 2>/dev/null || { \
-		echo "twiceshy needs Python 3.11, 3.12 or 3.13$(if $(PYTHON), and $(PYTHON) is none); name one: make PYTHON=python3.12 …" >&2; exit 2; }
-	@"$(PY)" -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] != "$*")' 2>/dev/null || { \
-		echo "setting up $(VENV) with Python $*"; "$(PYTHON)" -m venv --clear "$(VENV)"; }
-	@echo "installing what requirements-dev.lock names"
-	@$(PY) -m pip install --quiet --disable-pip-version-check --use-pep517 --require-hashes -r requirements-dev.lock
+	@$(call environment,$(VENV),$*)
+	@$(call install,$(VENV),requirements-dev.lock)
 	@$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
+
+$(AGENTS)/.ready-%: requirements-agents.lock
+	@$(call environment,$(AGENTS),$*)
+	@$(call install,$(AGENTS),requirements-agents.lock)
+	@touch $@
+
+$(AGENTS)/.sdks-%: $(AGENTS)/.ready-% requirements-sdks.lock
+	@$(call install,$(AGENTS),requirements-sdks.lock)
+	@touch $@
+
+# Without npm the tests of Node's clients are skipped, and say so.
+$(NODE_READY): tests/sdk/node/package-lock.json
+	@if command -v npm > /dev/null; then echo "installing what $< names"; npm ci --prefix $(<D) --no-audit --no-fund --silent; \
+		else echo "npm is not here: the Node clients will be skipped"; fi
