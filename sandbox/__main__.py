@@ -26,6 +26,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--log", type=Path, required=True, metavar="FILE", help="append-only log of all that happens")
     parser.add_argument("--seed", type=int, default=0, help="for what happens by chance (default: %(default)s)")
     parser.add_argument("--stdin-lifetime", action="store_true", help="end when standard input ends")
+    about_pass = "pass /NAME/… on to another server on this machine, and count what it does"
+    parser.add_argument("--pass-on", action="append", default=[], metavar="NAME=URL", help=about_pass)
     about_tls = "speak TLS; FOLDER gets a CA (ca.pem) and a certificate if it has none"
     parser.add_argument("--tls", type=Path, metavar="FOLDER", help=about_tls)
     parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="speak TLS with this certificate (PEM)")
@@ -47,7 +49,8 @@ async def _serve(arguments: argparse.Namespace) -> None:
     over = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, over.set)
-    server = Server(arguments.log, arguments.seed)
+    passed = dict(each.split("=", 1) for each in arguments.pass_on)
+    server = Server(arguments.log, arguments.seed, passed)
     listener = await listen(server.serve, arguments.host, arguments.port, _tls(arguments))
     print(json.dumps({"port": listener.sockets[0].getsockname()[1]}), flush=True)
     if arguments.stdin_lifetime:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -96,11 +96,16 @@ class Sandbox:
 
     @classmethod
     def start(
-        cls, log: Path, *, seed: int = 0, port: int = 0, host: str = "127.0.0.1", tls: Path | None = None
-    ) -> Self:
-        """Start ``python -m sandbox`` and wait until it listens. *tls*: the folder of its certificates (https)."""
+        cls, log: Path, *, seed: int = 0, port: int = 0, host: str = "127.0.0.1", tls: Path | None = None,
+        passed: Mapping[str, str] | None = None,
+    ) -> Self:  # fmt: skip
+        """Start ``python -m sandbox`` and wait until it listens.
+
+        *tls*: the folder of its certificates (https). *passed*: names, and whom their requests are passed on to.
+        """
         command = [sys.executable, "-m", "sandbox", "--stdin-lifetime", "--host", host]
         command += ["--port", str(port), "--log", str(log.resolve()), "--seed", str(seed)]
+        command += [word for name, url in (passed or {}).items() for word in ("--pass-on", f"{name}={url}")]
         ca = None
         if tls is not None:
             ca = ensure(tls) / CA

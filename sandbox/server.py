@@ -6,6 +6,7 @@ list), ``DELETE /faults``, ``POST /release``, ``GET /gates /counts /requests /ef
 
 import asyncio
 import json
+from collections.abc import Mapping
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,11 @@ from typing import Any
 from sandbox.answer import Answer, of_json
 from sandbox.anything import Anything
 from sandbox.faults import Fault, Faults, read_fault
+from sandbox.forge import Forge
 from sandbox.ledger import Ledger
 from sandbox.llm import Llm
+from sandbox.messengers import SendGrid, Slack, Twilio
+from sandbox.passed import Passed
 from sandbox.payments import Payments
 from sandbox.service import Service
 from sandbox.shop import Crm, Mail, Orders, Pantry
@@ -28,6 +32,10 @@ SERVICES: dict[str, type[Service]] = {
     "crm": Crm,
     "email": Mail,
     "v1": Llm,
+    "slack": Slack,
+    "twilio": Twilio,
+    "sendgrid": SendGrid,
+    "github": Forge,
     "any": Anything,
 }
 CONTROL = frozenset({"faults", "release", "gates", "counts", "requests", "effects", "log"})
@@ -39,13 +47,14 @@ class _Dropped(Exception):
 
 
 class Server:
-    """Serves every request of every connection."""
+    """Serves every request of every connection. *passed*: names, and the servers that their requests go on to."""
 
-    def __init__(self, log: Path, seed: int = 0) -> None:
+    def __init__(self, log: Path, seed: int = 0, passed: Mapping[str, str] | None = None) -> None:
         self._log = log
         self.ledger = Ledger(log)
         self.faults = Faults(seed)
         self._services = {part: service(self.ledger) for part, service in SERVICES.items()}
+        self._services |= {name: Passed(self.ledger, name, url) for name, url in (passed or {}).items()}
 
     async def serve(self, asked: Asked, line: Line) -> bool:
         """Serve one request; True when the connection may be used again."""
