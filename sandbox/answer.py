@@ -7,6 +7,7 @@ from http import HTTPStatus
 from typing import Any, Literal
 
 Framing = Literal["length", "chunked", "close"]
+EVENTS = "text/event-stream; charset=utf-8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,5 +50,15 @@ class Answer:
 
 def of_json(status: int, value: Any, **headers: str) -> Answer:
     """A JSON answer. Header names are given with underscores."""
-    body = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    body = _compact(value)
     return Answer(status, (body,), tuple((name.replace("_", "-"), text) for name, text in headers.items()))
+
+
+def event(value: Any, name: str = "", *, end: str = "\n") -> bytes:
+    """A server-sent event whose data is *value* as JSON."""
+    line = f"event: {name}{end}" if name else ""
+    return f"{line}data: ".encode() + _compact(value) + f"{end}{end}".encode()
+
+
+def _compact(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

@@ -1,14 +1,16 @@
 """The model behind the LLM endpoints: what it says is a function of what it was asked. Pure.
 
 It can do the few tasks that the example agents set it (told by a phrase of the system prompt), reading the
-first JSON object in the question. To everything else it answers two dozen words drawn by the hash of the
-question. ``draw`` is which of several equal questions this one is: only questions with a temperature get
+first JSON object in the question. Given tools it calls those that the user names, one each turn, or the first
+one; given a schema it answers what fits it. To everything else it answers two dozen words drawn by the hash of
+the question. ``draw`` is which of several equal questions this one is: only questions with a temperature get
 another answer each time.
 """
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 _WORDS = [
@@ -37,6 +39,100 @@ _WORDS = [
     "lantern",
     "orchard",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that may be called, and the JSON schema of its arguments."""
+
+    name: str
+    schema: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What was asked, in no dialect."""
+
+    model: str
+    system: str
+    turns: tuple[tuple[str, str], ...]  # role and text, the system's left out
+    tools: tuple[Tool, ...] = ()
+    called: int = 0  # how many calls have their results among the turns
+    schema: Mapping[str, Any] | None = None  # what the answer must fit
+    warm: bool = False  # it has a temperature
+    stream: bool = False
+    stream_usage: bool = False  # where a stream tells its usage only when asked to
+
+    @property
+    def said(self) -> str:
+        return "\n".join(f"{role}: {text}" for role, text in self.turns)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A tool called, its arguments as JSON."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """An answer, in no dialect: a text or a call. ``ident`` names it, ``asked`` and ``told`` count tokens."""
+
+    ident: str
+    model: str
+    text: str
+    call: Call | None
+    asked: int
+    told: int
+
+
+def answer(question: Question, ident: str, draw: int = 0) -> Said:
+    """What the model answers."""
+    call = _call(question)
+    text = "" if call is not None else _text(question, draw)
+    asked = tokens(question.system) + tokens(question.said)
+    return Said(ident, question.model, text, call, asked, tokens(text if call is None else call.arguments))
+
+
+def _call(question: Question) -> Call | None:
+    user = " ".join(text for role, text in question.turns if role == "user")
+    named = sorted((tool for tool in question.tools if tool.name in user), key=lambda tool: user.find(tool.name))
+    due = (named or list(question.tools[:1]))[question.called :]
+    if not due:
+        return None
+    return Call(due[0].name, json.dumps(_fit(due[0].schema, _first_object(user))))
+
+
+def _text(question: Question, draw: int) -> str:
+    if question.schema is not None:
+        return json.dumps(_fit(question.schema, _first_object(question.said)))
+    return reply(question.system, question.said, draw)
+
+
+def _fit(schema: Mapping[str, Any], given: Any, root: Mapping[str, Any] | None = None) -> Any:
+    """A value that fits *schema*: *given*, as far as it is there and is an object's field; else the plainest."""
+    root = schema if root is None else root
+    if "$ref" in schema:
+        name = str(schema["$ref"]).rpartition("/")[2]
+        return _fit(root.get("$defs", {}).get(name, {}), given, root)
+    either = schema.get("anyOf") or schema.get("oneOf")
+    if either:
+        return _fit(either[0], given, root)
+    kind = str(schema.get("type", "object" if "properties" in schema else "string")).lower()
+    if kind == "object":
+        known = given if isinstance(given, dict) else {}
+        return {name: _fit(each, known.get(name), root) for name, each in schema.get("properties", {}).items()}
+    if given is not None:
+        return given
+    if "enum" in schema:
+        return schema["enum"][0]
+    plain = {"integer": 1, "number": 1.5, "boolean": True, "null": None}
+    return [_fit(schema.get("items", {}), None, root)] if kind == "array" else plain.get(kind, "lantern")
+
+
+# ---- tasks
 
 
 def _plan(data: dict[str, Any]) -> str:
@@ -104,6 +200,14 @@ def _first_object(text: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def embedding(text: str, size: int = 8) -> list[float]:
+    """*text* as a vector of length one, or nearly."""
+    dice = hashlib.sha512(text.encode("utf-8", "surrogatepass")).digest()
+    numbers = [byte - 127.5 for byte in dice[:size]]
+    length = sum(number * number for number in numbers) ** 0.5
+    return [round(number / length, 6) for number in numbers]
 
 
 def tokens(text: str) -> int:

@@ -32,6 +32,20 @@ def _print(asked: Asked) -> str:
     return hashlib.sha256(f"{asked.method} {asked.path}\n".encode() + asked.body).hexdigest()
 
 
+def _fields(form: dict[str, str]) -> dict[str, object]:
+    """The fields of a form: ``metadata[order]`` stands in an object, an amount is a number."""
+    fields: dict[str, object] = {}
+    for name, value in form.items():
+        outer, bracket, inner = name.partition("[")
+        if bracket:
+            within = fields.setdefault(outer, {})
+            assert isinstance(within, dict)
+            within[inner.removesuffix("]")] = value
+        else:
+            fields[name] = int(value) if name == "amount" and value.isdigit() else value
+    return fields
+
+
 class Payments(Service):
     """``POST /payments/v1/{refunds,charges,payouts}``, ``GET`` the list of them or one."""
 
@@ -77,7 +91,7 @@ class Payments(Service):
         if asked.method == "GET":
             kept = [each for at, each in self._objects if at == path]
             if not ident:
-                return of_json(200, {"object": "list", "data": kept})
+                return of_json(200, {"object": "list", "data": kept, "has_more": False, "url": path})
             found = next((each for each in kept if each["id"] == ident), None)
             return of_json(200, found) if found else _error(404, "invalid_request_error", f"no such {kind}: {ident}")
         if asked.method != "POST" or ident:
@@ -91,7 +105,7 @@ class Payments(Service):
             "id": f"{prefix}_{1 + sum(at == path for at, _ in self._objects):04}",
             "object": effect,
             "status": "succeeded",
-            **{name: int(value) if name == "amount" and value.isdigit() else value for name, value in form.items()},
+            **_fields(form),
         }
         self._objects.append((path, made))
         answer = of_json(200, made)

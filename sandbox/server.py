@@ -32,6 +32,7 @@ SERVICES: dict[str, type[Service]] = {
     "crm": Crm,
     "email": Mail,
     "v1": Llm,
+    "v1beta": Llm,
     "slack": Slack,
     "twilio": Twilio,
     "sendgrid": SendGrid,
