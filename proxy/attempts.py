@@ -14,7 +14,7 @@ from uuid import UUID
 from weakref import WeakValueDictionary
 
 from proxy.doors import Door
-from proxy.identity import Named, Tunnel
+from proxy.identity import Named, Target, Tunnel
 from proxy.peers import Process, group_alive
 from proxy.recorder import Exchange
 from proxy.refusals import Refusal
@@ -32,6 +32,8 @@ _MARGIN = 0.1
 #: How many hints of one attempt are kept, and of how many attempts that nobody has heard of.
 HINTS = 20
 _EARLY = 1000
+#: How many hosts' requests are counted apart, for each attempt; those of further ones are counted together.
+HOSTS, OTHERS = 200, "other hosts"
 #: Seconds for which an attempt that is over is remembered.
 _REMEMBERED = 60.0
 
@@ -50,6 +52,7 @@ class Run:
         self.serving: dict[Door, Step | None] = {}  # clients being answered, and what for
         self.outdated = False  # another process moved a step: the journal must be read again
         self.hints: list[str] = []  # what a person should know of this attempt
+        self.arrived: dict[str, dict[str, int]] = {}  # requests, by host and what became of them
         self.requests = 0  # of this attempt, so that a reset can tell whether anything began since
         self.tokenless = False
         self.stale = ""  # tokenless: why nobody can say where its process stands, in words
@@ -78,6 +81,14 @@ class Run:
         if self.refusal is None:
             self.refusal = refusal
             log.info("run %s: %s", self.run_id, refusal.code)
+
+    def count(self, target: Target, how: str) -> None:
+        """A request for *target* arrived: ``journalled``, ``passthrough`` or ``refused``."""
+        host = target.host if target.port in (80, 443) else f"{target.host}:{target.port}"
+        if host not in self.arrived and len(self.arrived) >= HOSTS:
+            host = OTHERS
+        counts = self.arrived.setdefault(host, {})
+        counts[how] = counts.get(how, 0) + 1
 
     def cut_clients(self) -> None:
         for door in list(self.serving):
@@ -110,6 +121,7 @@ class Run:
             "run": self.run_id, "attempt": tape.attempt, **counts, "drift": tape.drift,
             "calls_saved": tape.calls_saved, "tokens_saved": tape.tokens_saved,
             "open": self.open, "unheard": self.unheard, "hints": self.hints, "steps": parts,
+            "arrived": self.arrived,
         }  # fmt: skip
 
     @property

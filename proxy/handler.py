@@ -78,6 +78,9 @@ class Handler:
             return addressed
         fault = self._faulty(http, addressed, client)
         if fault is not None:
+            known = self._attempts.get(addressed.named.run) if addressed.named is not None else None
+            if known is not None:
+                known.count(addressed.target, "refused")
             return fault
         if addressed.named is None:
             if self._settings.unidentified == "refuse" or addressed.target.internal:
@@ -97,6 +100,7 @@ class Handler:
         if isinstance(run, Refusal):
             ended = self._attempts.get(addressed.named.run)
             if ended is not None and ended.refusal is run:
+                ended.count(addressed.target, "refused")
                 await self._attempts.save(ended)  # a stopped run's launcher asks once more, for the tape
             return run
         body = await self._read(http, client)
@@ -113,13 +117,16 @@ class Handler:
             return None
         rule = await read_apart(request, lambda: self._rules.match(request))
         if rule.effect is Effect.PASSTHROUGH or self._settings.mode == "naive":
+            run.count(addressed.target, "passthrough")
             await self._forward(request, client, rule, run.run_id)
             return None
         run.serving[client.door] = None
         try:
-            return await self._journalled.answer(run, request, rule, addressed.named.step, client)
+            refusal = await self._journalled.answer(run, request, rule, addressed.named.step, client)
         finally:
             run.serving.pop(client.door, None)
+        run.count(addressed.target, "journalled" if refusal is None else "refused")
+        return refusal
 
     def _faulty(self, http: web.BaseRequest, addressed: Addressed, client: Client) -> Refusal | None:
         headers = {name.lower() for name, _ in http.raw_headers}

@@ -52,7 +52,8 @@ class Target:
 
     @property
     def internal(self) -> bool:
-        return self.host == INTERNAL
+        """It is the sidecar itself that is asked. No DNS knows names below ``.internal``."""
+        return self.host == INTERNAL or self.host.endswith("." + INTERNAL)
 
 
 @dataclass(frozen=True, slots=True)

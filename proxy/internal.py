@@ -3,16 +3,21 @@
 GET  /run       this run: id, attempt, input
 GET  /attempt   what the attempt did so far (runtime.tape), and how many exchanges are still out
 PUT  /result    the run's result, JSON; the last one counts. An attempt that no launcher watches ends with it as done
+
+``doctor.twiceshy.internal``, and any name below it, answers every GET with who is speaking and who answers: whoever
+gets that was led here, for no DNS knows the name (``twiceshy doctor``).
 """
 
 import json
 
 from proxy.attempts import Attempts, Run
+from proxy.identity import INTERNAL
 from proxy.incoming import Head
 from proxy.message import Request
 from proxy.refusals import Refusal, ways_out
 from runtime.journal import Journal
 
+DOCTOR = f"doctor.{INTERNAL}"
 _JSON = ((b"Content-Type", b"application/json"),)
 
 
@@ -20,6 +25,8 @@ async def answer(run: Run, request: Request, attempts: Attempts, journal: Journa
     """Answer *request* of *run*. Raises DatabaseAway."""
     found: bytes | Refusal
     match request.method, request.path:
+        case method, path if request.host != INTERNAL:
+            found = _met(run, request) or Refusal("not-found", f"There is no {method} {path} at {request.host}.")
         case "GET", "/attempt":
             await attempts.save(run)
             found = json.dumps(run.report()).encode("ascii")
@@ -34,6 +41,13 @@ async def answer(run: Run, request: Request, attempts: Attempts, journal: Journa
     if isinstance(found, Refusal):
         return Head(found.status, found.reason, found.headers()), found.body()
     return Head(204, b"No Content", ()) if not found else Head(200, b"OK", _JSON), found
+
+
+def _met(run: Run, request: Request) -> bytes:
+    """Who speaks and who answers, to whoever asks for ``doctor``; else nothing."""
+    if request.method != "GET" or not f".{request.host}".endswith("." + DOCTOR):
+        return b""
+    return json.dumps({"run": run.run_id, "attempt": run.tape.attempt, "sidecar": run.fence.sidecar}).encode("ascii")
 
 
 async def _result(run: Run, body: bytes, attempts: Attempts, journal: Journal) -> bytes | Refusal:

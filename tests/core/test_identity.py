@@ -258,7 +258,9 @@ def test_targets_are_read_byte_for_byte(raw: str, read: Target) -> None:
 
 def test_the_sidecars_own_name_is_known() -> None:
     assert target("http://twiceshy.internal/run").internal
+    assert target("https://doctor.twiceshy.internal/").internal
     assert not target("http://twiceshy.internal.test/run").internal
+    assert not target("http://nottwiceshy.internal/run").internal
 
 
 TUNNEL = Tunnel(Target("https", "api.test", 443, "/"), None)
