@@ -1,29 +1,26 @@
-"""The front door: one port, an acceptor that looks at the first bytes, and what can be known of a client.
+"""The front door: one port, and an acceptor that looks at the first bytes.
 
-``Door`` stays the transport's protocol for the whole connection and hands bytes on to aiohttp's server
-protocol, so that it sees every end: a FIN, a reset, and how much of an answer the client's kernel has
-acknowledged. ``send()`` to a client that has already closed its end returns success, so a write that went
-through says nothing about delivery.
+``Door`` stays the transport's protocol for the whole connection, so that it sees every end of it (``proxy.lines``),
+and hands bytes on to aiohttp's server protocol; or, where they are not read as requests, to whoever passes them on.
 """
 
 import asyncio
-import fcntl
 import logging
 import os
 import select
 import socket
 import struct
-import termios
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TypeAlias
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from proxy import wire
-from proxy.hello import server_name
+from proxy.hello import Hello, read_hello
 from proxy.identity import Tunnel, connect
+from proxy.lines import Line
 from proxy.peers import Process
 from proxy.refusals import Refusal
 
@@ -32,8 +29,6 @@ log = logging.getLogger("twiceshy.door")
 HEAD_LIMIT = 64 << 10
 HEADERS_LIMIT = 1000
 _HIGH_WATER = 64 << 10
-#: Polling for acknowledgement: seconds, doubled up to the last.
-_POLL_FIRST, _POLL_LAST = 0.001, 0.1
 #: How many characters of the words about a request that cannot be read are said: they may quote all of it.
 _QUOTED = 300
 NO_TUNNEL_HERE = Refusal(
@@ -45,8 +40,24 @@ ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
 _TLS_HANDSHAKE = 0x16
 
 
-#: Goes on with a tunnel whose client begins TLS: the door, the first bytes of the handshake, the name in them.
-OpenTls: TypeAlias = "Callable[[Door, bytes, str], None]"
+class Inside(Protocol):
+    """What becomes of tunnels."""
+
+    def begun(self, door: "Door") -> bool:
+        """A CONNECT was accepted. True: the door waits until it is told to ``open_after_all`` or ``pass_through``."""
+
+    def open(self, door: "Door", first: bytes, hello: Hello) -> None:
+        """Go on with a tunnel whose client begins TLS. *first*: all that came of it, *hello* among it."""
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """What all doors share. ``lease``: seconds."""
+
+    server: web.Server
+    doors: "set[Door]"
+    lease: float
+    inside: Inside
 
 
 class Written(web.StreamResponse):
@@ -89,43 +100,30 @@ class _Inner(RequestHandler):
         return Written(keep_alive=False)
 
 
-class Door(asyncio.Protocol):
+class Door(Line, asyncio.Protocol):
     """One client connection."""
 
-    def __init__(
-        self, server: web.Server, doors: "set[Door]", lease: float, open_tls: OpenTls, tunnel: Tunnel | None = None
-    ) -> None:
-        self._server = server
-        self._open_tls = open_tls
-        self._under: asyncio.Transport | None = None  # the connection that carries the TLS of this one
+    def __init__(self, house: House, tunnel: Tunnel | None = None) -> None:
+        super().__init__()
+        self._house = house
         self.tunnel = tunnel  # what CONNECT said
-        self._doors = doors
-        self._lease = lease
         self._inner: RequestHandler | None = None
         self._first = bytearray()
-        self._paused = False
-        self._watchers: set[asyncio.Event] = set()
-        self._received = 0
-        self.transport: asyncio.Transport | None = None
-        self.gone = False  # FIN, reset, or aborted by us
-        self.reset = False
+        self._waits = False  # nobody knows yet whether this tunnel is opened
+        self._past: asyncio.StreamReader | None = None  # takes what the client sends, past aiohttp
+        self._half_closed = False  # of such a client: it has said all, and may still listen
         self.on_reset: Callable[[], None] | None = None  # called once when the client resets the connection
         self.on_unused: Callable[[], None] | None = None  # called when a tunnel's TLS ends and nothing ever came
         self.peer: tuple[str, int] | None = None
         self.local: tuple[str, int] | None = None
         self.process: Process | None = None  # of a client that named no token, when it could be read
-        self.written = 0  # bytes, over all answers
-        self.answered = False  # the end of the answer under way is written, its acknowledgement is awaited
-        self._believed = False
-        self._left = 0  # bytes that were unacknowledged when the client went
-        self._fd = -1
 
     # ---- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        self._doors.add(self)
+        self._house.doors.add(self)
         transport.set_write_buffer_limits(high=_HIGH_WATER)
         sock = transport.get_extra_info("socket")
         # A number of its own: the loop closes a TLS connection's socket before it says so here, and what was left
@@ -134,7 +132,7 @@ class Door(asyncio.Protocol):
         self.peer = transport.get_extra_info("peername")[:2]
         self.local = transport.get_extra_info("sockname")[:2]
         # A client counts as attached only while its socket answers: see ``answers`` for one that has data to take.
-        third = max(1, int(self._lease / 3))
+        third = max(1, int(self._house.lease / 3))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, third)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, third)
@@ -143,14 +141,21 @@ class Door(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._received += 1
+        if self._past is not None:
+            self._past.feed_data(data)
+            return
         if self._inner is not None:
             self._inner.data_received(data)
             self._wake()
             return
         self._first += data
         # Inside a tunnel's TLS a request may come before the loop has said that the connection is made.
-        if self.transport is not None:
+        if self.transport is None:
+            return
+        if not self._waits:
             self._begin()
+        elif len(self._first) > HEAD_LIMIT:
+            self.transport.pause_reading()
 
     def _begin(self) -> None:
         assert self.transport is not None
@@ -165,18 +170,20 @@ class Door(asyncio.Protocol):
             self.tunnel = connect(bytes(head))
             self._first = rest
             self.transport.write(ESTABLISHED)
-            self._begin()
+            self._waits = self._house.inside.begun(self)
+            if not self._waits:
+                self._begin()
             return
         if self.tunnel is not None and self._under is None and self._first[0] == _TLS_HANDSHAKE:
-            name = server_name(bytes(self._first))
-            if name is not None:
+            hello = read_hello(bytes(self._first))
+            if hello is not None:
                 self.transport.pause_reading()
-                self._open_tls(self, bytes(self._first), name)
+                self._house.inside.open(self, bytes(self._first), hello)
             return
         if self.tunnel is not None and self._under is None:
             self.tunnel = replace(self.tunnel, target=replace(self.tunnel.target, scheme="http"))
         self._inner = _Inner(
-            self._server,
+            self._house.server,
             loop=asyncio.get_running_loop(),
             access_log=None,  # type: ignore[arg-type]  # as web.Server passes it on
             auto_decompress=False,
@@ -190,19 +197,51 @@ class Door(asyncio.Protocol):
 
     def inside(self) -> "Door":
         """The door of what comes out of this tunnel's TLS; this one is out of use."""
-        self._doors.discard(self)
-        inner = Door(self._server, self._doors, self._lease, self._open_tls, self.tunnel)
+        self._house.doors.discard(self)
+        inner = Door(self._house, self.tunnel)
         inner._under = self.transport
         return inner
 
+    def open_after_all(self) -> None:
+        """This tunnel is not passed through: what its client says is read as in any other one."""
+        assert self.transport is not None
+        self._waits = False
+        if self._half_closed:
+            self.abort()
+        elif not self.gone:
+            self.transport.resume_reading()
+            self._begin()
+
+    def pass_through(self, ahead: bytes = b"") -> asyncio.StreamReader:
+        """From now on what the client sends comes out here, and is not read as requests. *ahead*: what came before.
+
+        Its end is passed on with ``end``. Once it is read from here the client may be half closed and not ``gone``.
+        """
+        assert self.transport is not None
+        self._waits = False
+        self._past = asyncio.StreamReader(_HIGH_WATER)
+        self._past.set_transport(self.transport)
+        self.transport.resume_reading()
+        self._past.feed_data(bytes(self._first) + ahead)
+        self._first.clear()
+        if self._half_closed or self.gone:
+            self._past.feed_eof()
+        return self._past
+
     def eof_received(self) -> bool | None:
+        if self._past is not None or self._waits:
+            self._half_closed = True
+            if self._past is not None:
+                self._past.feed_eof()
+            self._wake()
+            return self._under is None  # TLS has no halves that could be closed
         self._end()
         if self._inner is not None:
             self._inner.eof_received()
         return None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._doors.discard(self)
+        self._house.doors.discard(self)
         self.reset = self.reset or isinstance(exc, OSError)
         self._end()
         if self._under is not None and self._fd >= 0:
@@ -211,6 +250,10 @@ class Door(asyncio.Protocol):
         on_unused, self.on_unused = self.on_unused, None
         if self._received == 0 and on_unused is not None:
             on_unused()
+        if self._past is not None and exc is not None:
+            self._past.set_exception(exc)
+        elif self._past is not None:
+            self._past.feed_eof()
         if self._inner is not None:
             self._inner.connection_lost(exc)
         on_reset, self.on_reset = self.on_reset, None
@@ -228,23 +271,7 @@ class Door(asyncio.Protocol):
             self._inner.resume_writing()
         self._wake()
 
-    # ---- what is written
-
-    @property
-    def writable(self) -> bool:
-        return not self._paused
-
-    def watch(self, event: asyncio.Event) -> None:
-        """Set *event* whenever the client went away or can be written to again."""
-        self._watchers.add(event)
-
-    def unwatch(self, event: asyncio.Event) -> None:
-        self._watchers.discard(event)
-
-    def write(self, data: bytes) -> None:
-        if not self.gone and self.transport is not None:
-            self.written += len(data)
-            self.transport.write(data)
+    # ---- what never became a request
 
     def go_on(self) -> None:
         """Ask for the body of a request that waits to be asked. No part of the answer."""
@@ -259,95 +286,6 @@ class Door(asyncio.Protocol):
         if self.transport is not None:
             self.transport.close()
 
-    def abort(self, *, reset: bool = False) -> None:
-        """Cut the connection so that the client sees its answer cut, never as complete.
-
-        *reset*: for a client to whom the connection's plain end is the answer's end.
-        """
-        self._end()
-        if self.transport is not None:
-            if reset and not self.transport.is_closing():
-                sock = self.transport.get_extra_info("socket")
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.transport.abort()
-
-    # ---- what is known of the client
-
-    def look(self) -> bool:
-        """Peek for a FIN or reset that the loop has not seen yet; True if the client is gone."""
-        if not self.gone and self._fd >= 0 and self.transport is not None:
-            poll = select.poll()
-            poll.register(self._fd, select.POLLRDHUP)
-            for _, bits in poll.poll(0):
-                if bits & (select.POLLRDHUP | select.POLLHUP | select.POLLERR):
-                    self.reset = self.reset or bool(bits & select.POLLERR)
-                    self._end()
-        return self.gone
-
-    def unacknowledged(self) -> int:
-        """How many written bytes the client's kernel has not acknowledged, or had not when the client went."""
-        if self.gone or self.transport is None:
-            return self._left
-        try:
-            count: int = struct.unpack("i", fcntl.ioctl(self._fd, termios.TIOCOUTQ, b"\0\0\0\0"))[0]
-        except OSError:
-            count = 0
-        under = self._under.get_write_buffer_size() if self._under is not None else 0
-        return count + under + self.transport.get_write_buffer_size()
-
-    async def acknowledged(self, *, strictly: bool = False) -> bool:
-        """Wait until all that was written is acknowledged (True), or the client is gone without.
-
-        A client that takes its time takes all the time it needs. Unless *strictly*, a further request on the
-        connection is an acknowledgement as well, and so is ``believe``.
-        """
-        self._believed = False
-        if self.unacknowledged() == 0:
-            return True
-        seen, event = self._received, asyncio.Event()
-        self.watch(event)
-        step = _POLL_FIRST
-        try:
-            while not self.gone:
-                try:
-                    async with asyncio.timeout(step):
-                        await event.wait()
-                except TimeoutError:
-                    step = min(step * 2, _POLL_LAST)
-                event.clear()
-                if self.unacknowledged() == 0 or (not strictly and (self._received > seen or self._believed)):
-                    return True
-        finally:
-            self.unwatch(event)
-        # Who has read everything may close at once: a FIN acknowledges what came before it.
-        return self.unacknowledged() == 0
-
-    async def answered_whole(self) -> bool:
-        """The end of an answer was written: wait for its acknowledgement, as ``acknowledged`` does."""
-        self.answered = True
-        try:
-            return await self.acknowledged()
-        finally:
-            self.answered = False
-
-    async def room(self) -> None:
-        """Wait until more may be written, or the client is gone."""
-        if self.writable or self.gone:
-            return
-        event = asyncio.Event()
-        self.watch(event)
-        try:
-            while not self.writable and not self.gone:
-                await event.wait()
-                event.clear()
-        finally:
-            self.unwatch(event)
-
-    def believe(self) -> None:
-        """The client asks for something again elsewhere and has not closed this connection: it has its answer."""
-        self._believed = True
-        self._wake()
-
     def answers(self) -> bool:
         """False when the client's kernel owes an acknowledgement for longer than a lease: its host is gone.
 
@@ -355,18 +293,36 @@ class Door(asyncio.Protocol):
         """
         if self.gone or self.transport is None or self.transport.is_closing():
             return True
+        if self._half_closed and self._is_dead():
+            return False
         sock = self.transport.get_extra_info("socket")
-        return not is_silent(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104), self._lease)
+        return not is_silent(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104), self._house.lease)
 
-    def _end(self) -> None:
-        if not self.gone:
-            self._left = self.unacknowledged()
-            self.gone = True
-            self._wake()
+    def _is_dead(self) -> bool:
+        """Both halves are over. The loop does not look at a socket of which one half is."""
+        poll = select.poll()
+        poll.register(self._fd, 0)
+        return any(bits & (select.POLLHUP | select.POLLERR) for _, bits in poll.poll(0))
 
-    def _wake(self) -> None:
-        for event in self._watchers:
-            event.set()
+    # ---- the end of what is passed through
+
+    def end(self) -> None:
+        """Nothing more will be written; what was goes out first."""
+        if self.transport is not None and not self.gone:
+            if self._under is None:
+                self.transport.write_eof()
+            else:
+                self.transport.close()
+
+    async def close(self) -> None:
+        """Close the connection and wait until all that was written has gone out."""
+        if self.transport is not None:
+            self.transport.close()
+        await self._until(lambda: self.gone)
+
+    async def ended(self) -> None:
+        """Wait until the client has said all, or is gone."""
+        await self._until(lambda: self.gone or self._half_closed)
 
 
 def is_silent(tcp_info: bytes, limit: float) -> bool:
@@ -381,16 +337,10 @@ def is_silent(tcp_info: bytes, limit: float) -> bool:
     return (retransmits > 0 or probes > 1) and last_ack_received > limit * 1000
 
 
-async def listen(
-    server: web.Server, host: str, port: int, doors: set[Door], lease: float, open_tls: OpenTls
-) -> asyncio.Server:
+async def listen(house: House, host: str, port: int) -> asyncio.Server:
     """Open the port. Raises OSError when it is taken."""
     loop = asyncio.get_running_loop()
-
-    def door() -> Door:
-        return Door(server, doors, lease, open_tls)
-
-    return await loop.create_server(door, host, port, reuse_address=True, backlog=1024)
+    return await loop.create_server(lambda: Door(house), host, port, reuse_address=True, backlog=1024)
 
 
 def door_of(request: web.BaseRequest) -> Door | None:

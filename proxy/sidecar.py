@@ -22,7 +22,7 @@ from aiohttp import web
 
 from proxy.attempts import Attempts
 from proxy.authority import Authority
-from proxy.doors import Door, listen
+from proxy.doors import Door, House, listen
 from proxy.handler import Handler
 from proxy.profiles import Rules
 from proxy.recorder import Shell
@@ -71,7 +71,7 @@ async def serve(settings: Settings, dsn: str, folder: Path, state: Path, host: s
     server = web.Server(dispatch)
     tunnels = Tunnels(Authority(state), attempts.distrusted)
     try:
-        listener = await listen(server, host, port, doors, settings.lease, tunnels.open)
+        listener = await listen(House(server, doors, settings.lease, tunnels), host, port)
     except OSError as error:
         await journal.close()
         raise UsageError(f"the proxy cannot listen on {host}:{port}: {error.strerror or error}") from error

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from proxy.authority import Authority
 from proxy.doors import Door
+from proxy.hello import Hello
 from proxy.identity import Tunnel
 from runtime.errors import TwiceshyError
 
@@ -32,18 +33,21 @@ class Tunnels:
         self._failed = failed
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def open(self, door: Door, first: bytes, name: str) -> None:
-        """Go on with *door*'s tunnel in a task; its transport has stopped reading. *name*: what its client asks for."""
-        task = asyncio.create_task(self._open(door, first, name), name="tls handshake")
+    def begun(self, door: Door) -> bool:  # noqa: ARG002
+        return False
+
+    def open(self, door: Door, first: bytes, hello: Hello) -> None:
+        """Go on with *door*'s tunnel in a task; its transport has stopped reading."""
+        task = asyncio.create_task(self._open(door, first, hello), name="tls handshake")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _open(self, door: Door, first: bytes, name: str) -> None:
+    async def _open(self, door: Door, first: bytes, hello: Hello) -> None:
         transport, tunnel = door.transport, door.tunnel
         assert transport is not None
         assert tunnel is not None
         try:
-            context = await self._authority.context(tunnel.target.host, name)
+            context = await self._authority.context(tunnel.target.host, hello.name)
         except Exception as error:  # whatever it is, a client must not wait for it
             if not isinstance(error, TwiceshyError | OSError | ValueError):
                 log.exception("no certificate for %a", tunnel.target.host)
