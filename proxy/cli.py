@@ -82,6 +82,7 @@ def parser() -> argparse.ArgumentParser:
 
     claim = verb("claim", cli_shell.claim, "claim a run and print the token to act for it", settings=True)
     claim.add_argument("run", metavar="RUN")
+    claim.add_argument("--json", action="store_true", help="token and environment of the agent, for programs")
 
     resolve = verb("resolve", cli_runs.resolve, "settle a step whose outcome is not known")
     resolve.add_argument("run", metavar="RUN")

@@ -6,6 +6,7 @@ that asked for it lives.
 
 import argparse
 import asyncio
+import json
 import os
 import socket
 import sys
@@ -16,7 +17,8 @@ from proxy.kit import lay_out
 from runtime import database
 from runtime import runs as verbs
 from runtime.errors import NotNow
-from runtime.launch.environment import KEPT, environment, exports, proxy_url
+from runtime.keeping import Keeping
+from runtime.launch.environment import KEPT, REMOVED, environment, exports
 from runtime.settings import load
 
 #: The reserved password of a run that is named without a token: the attempt is the client's process group.
@@ -33,15 +35,13 @@ async def env(arguments: argparse.Namespace) -> int:
             _startable(row)
         finally:
             await conn.close()
-        kit = await asyncio.to_thread(lay_out, keeping.folder)
-        own = {name: os.environ[name] for name in KEPT if name in os.environ}
-        print("\n".join(exports(environment(own, run=run, token=NO_TOKEN, proxy=keeping.proxy, kit=kit))))
+        print("\n".join(exports(await _given(keeping, run, NO_TOKEN))))
         print(f"twiceshy: run {run}, proxy {keeping.proxy}", file=sys.stderr)
     return 0
 
 
 async def claim(arguments: argparse.Namespace) -> int:
-    """Print a token; on standard error, where to use it."""
+    """Print a token; on standard error, what the agent's process needs besides."""
     settings = load(cli.flags(arguments))
     async with holder.held(settings, cli.SIDECAR) as keeping:
         conn = await database.connect(keeping.dsn, name="cli")
@@ -53,9 +53,22 @@ async def claim(arguments: argparse.Namespace) -> int:
             )  # fmt: skip
         finally:
             await conn.close()
+        given = await _given(keeping, run, claimed.token)
+        if arguments.json:
+            told = {"run": run, "attempt": claimed.n, "token": claimed.token, "proxy": keeping.proxy}
+            print(json.dumps(told | {"environment": given, "unset": list(REMOVED)}, indent=2))
+            return 0
         print(claimed.token)
-        print(f"twiceshy: HTTP_PROXY={proxy_url(run, claimed.token, keeping.proxy)}", file=sys.stderr)
+        print(f"twiceshy: run {run}, attempt {claimed.n}; what the agent's process needs:", file=sys.stderr)
+        print("\n".join(exports(given)), file=sys.stderr)
     return 0
+
+
+async def _given(keeping: Keeping, run: str, token: str) -> dict[str, str]:
+    """What a process needs to speak as *run*."""
+    kit = await asyncio.to_thread(lay_out, keeping.folder)
+    own = {name: os.environ[name] for name in KEPT if name in os.environ}
+    return environment(own, run=run, token=token, proxy=keeping.proxy, kit=kit)
 
 
 def _startable(row: Any) -> None:

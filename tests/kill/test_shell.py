@@ -1,5 +1,6 @@
 """``twiceshy env`` and ``twiceshy claim`` in real shells: at a prompt, in scripts, in loops; what they leave behind."""
 
+import json
 import os
 import re
 import shlex
@@ -213,7 +214,7 @@ def test_a_claim_prints_its_token_and_holds_the_run(given: dict[str, str], sandb
     done = script(
         """
         cd; twiceshy claim r1 > token 2> words || exit
-        export http_proxy=$(sed -n 's/.*HTTP_PROXY=//p' words) no_proxy=
+        eval "$(grep -v ^twiceshy: words)"
         twiceshy claim r1; echo code $?
         agent result
         twiceshy claim r1; echo code $?
@@ -221,13 +222,29 @@ def test_a_claim_prints_its_token_and_holds_the_run(given: dict[str, str], sandb
     )  # fmt: skip
     token = (tmp_path / "token").read_text()
     assert re.fullmatch(r"[A-Za-z0-9_-]{43}\n", token)
-    address = (tmp_path / "words").read_text()
-    assert re.fullmatch(rf"twiceshy: HTTP_PROXY=http://r1:{token.strip()}@127\.0\.0\.1:\d+\n", address)
+    first, *lines = (tmp_path / "words").read_text().splitlines()
+    assert first == "twiceshy: run r1, attempt 1; what the agent's process needs:"
+    address = rf"'http://r1:{token.strip()}@127\.0\.0\.1:\d+'"
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
+        assert any(re.fullmatch(f"export {name}={address}", line) for line in lines), lines
+    assert {"unset ALL_PROXY all_proxy SSL_CERT_DIR", "export NO_PROXY=''"} < set(lines)
     assert done.stdout.split() == ["code", "75", "<began>", "<said", *["live"] * 4, "live>", "code", "1"]
     held, ended = done.stderr.strip().splitlines()
     assert "run r1 is held by attempt 1 (claim on" in held
     assert "run r1 is done" in ended
     assert sandbox.counts() == EFFECTS
+
+
+def test_a_claim_for_programs(given: dict[str, str], sandbox: Sandbox, tmp_path: Path) -> None:
+    """A supervisor that is no shell needs all of it as data."""
+    done = script("twiceshy claim --json r1 > ~/told", given | {"NODE_OPTIONS": "--max-old-space-size=100"})
+    told = json.loads((tmp_path / "told").read_text())
+    assert (told["run"], told["attempt"], done.stderr) == ("r1", 1, "")
+    assert told["environment"]["HTTPS_PROXY"] == f"http://r1:{told['token']}@{told['proxy']}"
+    assert told["environment"]["NODE_OPTIONS"].endswith(" --max-old-space-size=100")
+    assert Path(told["environment"]["SSL_CERT_FILE"]).is_file()
+    assert "PATH" not in told["environment"]
+    assert told["unset"] == ["ALL_PROXY", "all_proxy", "SSL_CERT_DIR"]
 
 
 # ---- what is left behind
