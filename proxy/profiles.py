@@ -74,6 +74,7 @@ class Rule:
     assigned_key: bool = False
     secret_query: frozenset[str] = frozenset()
     kind: str = ""
+    denied: bool = False  # nothing is sent
     headers: HeaderNames = field(default=NO_NAMES, repr=False)
 
     def retention(self, method: str) -> float:
@@ -137,6 +138,11 @@ class Rules:
         if method in {"PUT", "DELETE"}:
             return self._idempotent
         return self._keyed if method in {"POST", "PATCH"} else self._other
+
+    def is_blind(self, host: str, port: int) -> bool:
+        """Whether a tunnel to *host* is passed through without being opened: the first rule for it says so."""
+        first = next(iter(self._for(host, port)), None)
+        return first is not None and first.blind
 
     def _for(self, host: str, port: int) -> list[_Compiled]:
         known = self._by_authority.get((host, port))
@@ -228,9 +234,13 @@ class _Compiled:
         self._paths = [path_pattern(text) for text in route.path]
         self._asks = [predicate.compiled() for predicate in route.match_body]
         self._excepts = [predicate.compiled() for predicate in route.repeatable_except]
+        self.blind = route.effect == "tunnel"
+        # What of such a host can be seen after all (plain http, the gateway address) is passed on like the rest of it.
+        unjournalled = self.blind or route.effect == "deny"
         self._rule = Rule(
             name=route.name or name,
-            effect=Effect(route.effect),
+            effect=Effect.PASSTHROUGH if unjournalled else Effect(route.effect),
+            denied=route.effect == "deny",
             key=None if route.key is None else KeyPlace(route.key.name, route.key.retention, route.key.sdk),
             ignore=tuple(route.ignore),
             dialect=route.dialect,

@@ -18,8 +18,10 @@ from runtime.errors import UsageError
 Dialect = Literal["openai_chat", "openai_responses", "anthropic", "gemini"]
 SdkKey = Literal["none", "caller", "random_per_call", "random_per_attempt"]
 Kind = Literal["", "money", "message", "record", "infra", "llm"]
-EffectName = Literal["read", "repeatable", "idempotent", "at_most_once", "passthrough"]
+EffectName = Literal["read", "repeatable", "idempotent", "at_most_once", "passthrough", "tunnel", "deny"]
 
+#: All that a route of a blind tunnel may say.
+_OF_TUNNEL = frozenset({"name", "host", "kind", "effect"})
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 #: Headers that mean something else already: a key there would break the request.
 _TAKEN = frozenset(
@@ -147,6 +149,11 @@ class Route(_Table):
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Route:
+        if self.effect == "tunnel" and (unseen := sorted(self.model_fields_set - _OF_TUNNEL)):
+            raise ValueError(
+                f"field {unseen[0]!r} is of no use to effect = 'tunnel': a blind tunnel shows its host, and no method, "
+                "path or body"
+            )
         if self.key is not None and self.effect not in {"idempotent", "at_most_once"}:
             raise ValueError(f"a key is of no use to effect = {self.effect!r}: write 'idempotent'")
         if self.repeatable_except and self.effect != "repeatable":
