@@ -204,11 +204,13 @@ def _under(names: list[str], steps: Steps) -> bool:
 @dataclass(frozen=True, slots=True)
 class Predicate:
     """Holds for a body that has a value at ``steps`` which is given (not null, false or empty), or, with
-    ``one_of`` / ``none_of``, a value that is (not) among them. ``*`` in a text stands for any characters."""
+    ``one_of`` / ``none_of``, a value that is (not) among them, or, with ``names``, an object that has a field of
+    another name. ``*`` in a text stands for any characters."""
 
     steps: Steps
     one_of: tuple[str | bool | float, ...] | None = None
     none_of: tuple[str | bool | float, ...] | None = None
+    names: tuple[str, ...] | None = None
     #: What a body must contain for this to hold, unless it is written with escapes; None: cannot be said.
     mark: bytes | None = field(init=False, compare=False)
 
@@ -224,6 +226,11 @@ class Predicate:
             return any(_equal(value, wanted) for wanted in self.one_of)
         if self.none_of is not None:
             return not any(_equal(value, wanted) for wanted in self.none_of)
+        if self.names is not None:
+            pairs = value.items() if isinstance(value, dict) else value.pairs if isinstance(value, Pairs) else ()
+            # An empty object is something here: {"codeExecution": {}} asks for it.
+            others = (name for name, each in pairs if each is not None and each is not False and name not in self.names)
+            return next(others, None) is not None
         return value is not None and value is not False and value != "" and value != [] and value != {}
 
 

@@ -52,11 +52,13 @@ class KeyTable(_Table):
 
 
 class PredicateTable(_Table):
-    """``{path, in, not_in}``: what a body must hold (``match_body``) or must not hold (``repeatable_except``)."""
+    """``{path, in, not_in, names_not_in}``: what a body must hold (``match_body``) or must not hold
+    (``repeatable_except``)."""
 
     path: str
     one_of: list[str | bool | int | float] | None = Field(None, alias="in")
     none_of: list[str | bool | int | float] | None = Field(None, alias="not_in")
+    names: list[str] | None = Field(None, alias="names_not_in")
 
     @field_validator("path")
     @classmethod
@@ -66,8 +68,8 @@ class PredicateTable(_Table):
 
     @model_validator(mode="after")
     def _is_one_question(self) -> PredicateTable:
-        if self.one_of is not None and self.none_of is not None:
-            raise ValueError("'in' and 'not_in' exclude each other")
+        if sum(each is not None for each in (self.one_of, self.none_of, self.names)) > 1:
+            raise ValueError("'in', 'not_in' and 'names_not_in' exclude each other")
         return self
 
     def compiled(self) -> fields.Predicate:
@@ -76,6 +78,7 @@ class PredicateTable(_Table):
             fields.parse_path(self.path),
             None if self.one_of is None else tuple(self.one_of),
             None if self.none_of is None else tuple(self.none_of),
+            None if self.names is None else tuple(self.names),
         )
 
 

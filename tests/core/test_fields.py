@@ -115,6 +115,13 @@ def test_values_of_a_form() -> None:
         (Predicate(("a",), none_of=("x",)), '{"a": {"x": 1}}', True),
         (Predicate(("a",), none_of=("x",)), "{}", False),
         (Predicate(("a", ANY, "t"), none_of=("x",)), '{"a": [{"t": "x"}, {"t": "y"}]}', True),
+        (Predicate(("a", ANY), names=("x", "y")), '{"a": [{"x": {}}, {"y": 1}, {}]}', False),
+        (Predicate(("a", ANY), names=("x", "y")), '{"a": [{"x": {}}, {"z": {}}]}', True),
+        (Predicate(("a", ANY), names=("x",)), '{"a": [{"": {}}]}', True),
+        (Predicate(("a", ANY), names=("x",)), '{"a": [{"z": null, "Z": false}]}', False),
+        (Predicate(("a", ANY), names=("x",)), '{"a": [{"x": 1, "x": 2, "z": 3}]}', True),
+        (Predicate(("a",), names=("x",)), '{"a": [{"z": 1}]}', False),
+        (Predicate(("a",), names=("x",)), '{"a": "z"}', False),
     ],
 )
 def test_predicates(predicate: Predicate, text: str, holds: bool) -> None:
