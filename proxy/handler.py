@@ -41,10 +41,11 @@ class Handler:
         if door is None:
             return Written(keep_alive=False)
         http10 = request.version < (1, 1)
+        # What came behind a request that asks for another protocol may be of either.
+        keep_alive = request.keep_alive and not http10 and "Upgrade" not in request.headers
         client = Client(
-            door, request.method, http10, request.keep_alive and not http10, self._settings.client_buffer,
-            self._settings.record_wait,
-        )  # fmt: skip
+            door, request.method, http10, keep_alive, self._settings.client_buffer, self._settings.record_wait
+        )
         written = door.written
         refusal: Refusal | None
         try:

@@ -350,51 +350,6 @@ def test_what_must_not_happen_twice_goes_out_on_a_connection_of_its_own(
 # ---- what is refused
 
 
-def smuggled(origin: Origin) -> bytes:
-    return f"GET {origin.url('/smuggled')} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
-
-
-SMUGGLING = {
-    "length and chunks": b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    "chunks and length": b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n",
-    "two lengths": b"Content-Length: 0\r\nContent-Length: 5\r\n\r\n",
-    "two equal lengths": b"Content-Length: 0\r\nContent-Length: 0\r\n\r\n",
-    "length list": b"Content-Length: 0, 5\r\n\r\n",
-    "length with sign": b"Content-Length: +0\r\n\r\n",
-    "length in hex": b"Content-Length: 0x0\r\n\r\n",
-    "space before colon": b"Content-Length : 0\r\n\r\n",
-    "coding with a tab": b"Transfer-Encoding:\tchunked\r\nContent-Length: 0\r\n\r\n",
-    "unknown coding": b"Transfer-Encoding: xchunked\r\n\r\n",
-    "chunked not last": b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
-    "coding and chunked": b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
-    "chunked twice": b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    "folded header": b"X: a\r\n b\r\n\r\n",
-    "folded coding": b"Transfer-Encoding:\r\n chunked\r\n\r\n0\r\n\r\n",
-    "bare LF": b"X: a\nContent-Length: 0\r\n\r\n",
-    "bare CR": b"X: a\rContent-Length: 0\r\n\r\n",
-    "NUL": b"X: a\0b\r\n\r\n",
-    "NUL in a name": b"X\0: a\r\n\r\n",
-    "two hosts": b"Host: other\r\n\r\n",
-    "no name": b": a\r\n\r\n",
-    "chunk size in hex": b"Transfer-Encoding: chunked\r\n\r\n0x0\r\n\r\n",
-    "chunk size with sign": b"Transfer-Encoding: chunked\r\n\r\n+0\r\n\r\n",
-    "chunk without CRLF": b"Transfer-Encoding: chunked\r\n\r\n3\r\nabcX\r\n0\r\n\r\n",
-    "chunk line with bare LF": b"Transfer-Encoding: chunked\r\n\r\n3\nabc\r\n0\r\n\r\n",
-    "chunk extension with bare LF": b"Transfer-Encoding: chunked\r\n\r\n3;a\nb\r\nabc\r\n0\r\n\r\n",
-}
-
-
-@pytest.mark.parametrize("name", SMUGGLING)
-def test_smuggling_ends_at_the_door(shared: Stack, run: str, origin: Origin, name: str) -> None:
-    attempt = shared.claim(run)
-    client = Wire.to(attempt)
-    first = request(attempt, "POST", origin.url("/orders")).removesuffix(b"\r\n")
-    client.send(first + SMUGGLING[name] + smuggled(origin))
-    refused(client, 400)
-    assert client.rest_of_cut() == b""  # one answer, and the connection is over
-    assert origin.nobody()
-
-
 def test_what_cannot_be_read_is_not_quoted_at_length(shared: Stack, run: str) -> None:
     client = Wire.to(shared.claim(run))
     client.send(b"A" * 50_000 + b" http://h.example/ HTTP/1.1\r\n\r\n")
