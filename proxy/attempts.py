@@ -20,6 +20,7 @@ from proxy.recorder import Exchange
 from proxy.refusals import Refusal
 from proxy.tape import Step, Tape, Where, build
 from runtime.entries import AnswerRow, Bound, Fence, Fenced, Stopped, TapeRows
+from runtime.failpoints import reach
 from runtime.journal import Journal
 from runtime.runs import end_attempt, hash_token, last_attempt
 from runtime.settings import Settings
@@ -228,7 +229,9 @@ class Attempts:
             rows = await self._journal.load(fence.run_id)
             if rows is None or rows.attempt != bound.n:
                 return refusal_of(fence.run_id, Fenced())
-            return self._take(run, fence, bound, rows)
+            taken = self._take(run, fence, bound, rows)
+            reach("claimed")
+            return taken
 
     def _take(self, old: Run | None, fence: Fence, bound: Bound, rows: TapeRows) -> Run:
         # Reads of an earlier attempt record nothing and are joined by nobody.

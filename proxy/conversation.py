@@ -13,6 +13,7 @@ from proxy.message import Request
 from proxy.profiles import Rule
 from proxy.refusals import Refusal
 from proxy.upstream import Answering, Cut, Interrupted, NotSent, Silent, Upstream
+from runtime.failpoints import reach
 from runtime.journal import Journal
 from runtime.settings import Settings
 from runtime.step import Effect
@@ -82,6 +83,7 @@ class Conversation:
         try:
             # Who named no run shares a connection with nobody.
             fresh = self._effect is Effect.AT_MOST_ONCE or not self._run_id
+            reach("before-first-byte")
             answering = await self._upstream.send(self._run_id, request, fresh=fresh)
             await self.answer.take(answering, request.method, self._rule.dialect, tell)
             return None

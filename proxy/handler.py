@@ -19,6 +19,7 @@ from proxy.refusals import Refusal
 from proxy.relay import Client
 from proxy.tokenless import Tokenless
 from runtime.errors import DatabaseAway, Unreadable
+from runtime.failpoints import reach
 from runtime.step import Effect
 
 log = logging.getLogger("twiceshy.handler")
@@ -110,6 +111,7 @@ class Handler:
         trusted = await self._attempts.trusted(run)  # the body may have taken its time
         if isinstance(trusted, Refusal):
             return trusted
+        reach("read-whole")
         request = self._request(http, addressed, body)
         run.idle_since = time.monotonic()
         if addressed.target.internal:

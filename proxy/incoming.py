@@ -20,6 +20,7 @@ from proxy.spool import Spool
 from proxy.upstream import Answering, Cut, Silent
 from runtime.entries import AnswerFacts
 from runtime.errors import DatabaseAway
+from runtime.failpoints import reach
 from runtime.journal import Journal
 from runtime.settings import Settings
 from runtime.step import Finality
@@ -66,6 +67,7 @@ class Incoming:
             head.header(b"content-encoding"),
         )
         self.head = head
+        reach("head-received")
         tell()
         try:
             async for data in answering.pieces():
@@ -74,7 +76,9 @@ class Incoming:
                 self.released = allowed if length is None else min(allowed, length - 1)
                 tell()
                 self._save_behind()
+                reach("half-streamed")
                 if hold.ended:
+                    reach("marker-seen")
                     answering.said_all()
         except Silent:
             # SDKs read no further than the terminal event, so some servers never end such a stream.

@@ -36,6 +36,7 @@ from proxy.refusals import Refusal, ways_out
 from proxy.relay import Client
 from proxy.tape import Part, Step, Where
 from runtime.entries import AnswerRow, Fenced, Recorded, StepFacts, Stop, Stopped
+from runtime.failpoints import reach
 from runtime.step import Effect, RunStatus, State
 
 T = TypeVar("T")
@@ -264,6 +265,8 @@ class Journalled:
     def _delivered(self, run: Run, step: Step, n: int, door: Door, delivered: bool, rule: Rule) -> None:
         run.serving.pop(door, None)
         run.tape.detach(step, n, delivered=delivered)
+        if delivered:
+            reach("delivered")
         run.idle_since = time.monotonic()
         if not delivered or rule.dialect is not None:
             return

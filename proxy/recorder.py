@@ -39,6 +39,7 @@ from runtime.entries import (
     Stopped,
 )
 from runtime.errors import DatabaseAway
+from runtime.failpoints import reach
 from runtime.journal import Journal
 from runtime.settings import Settings
 from runtime.step import Effect, Finality, RunStatus, State, finality
@@ -241,10 +242,12 @@ class Exchange:
         assert self.step is not None and self._owner is not None and self._asked_under is not None
         facts = self.step.facts
         entry = Intent(self._asked_under, facts, self.id, self.place, self._replaces)
+        reach("before-intent")
         outcome = await self._shell.journal.write(entry)
         if not isinstance(outcome, Begun):
             self._refused_by(outcome, entry)
             return False
+        reach("intent-written")
         self._owner.tape.began(self.step, outcome.begun)
         self.step.first_sent_at = self.step.first_sent_at or _seconds(outcome.first_sent_at)
         self.step.state = State.SENT
@@ -287,11 +290,13 @@ class Exchange:
         facts = await self.answer.facts(settles, whole=ending is Ending.WHOLE, own=own, dialect=self.rule.dialect)
         self._named = True
         entry = self._entry(facts, state)
+        reach("before-record")
         outcome = await self._shell.journal.write(entry)
         if not isinstance(outcome, Recorded):
             self._named = False
             self._refused_by(outcome, entry)
             return NOTHING
+        reach("recorded")
         if facts.body is not None and facts.size > self._shell.settings.index_body:
             # The index keeps small bodies only; a larger one is fetched when it is replayed.
             facts = replace(facts, body=None)

@@ -17,6 +17,7 @@ from proxy.recorder import Ending, Exchange
 from proxy.refusals import Refusal
 from proxy.wire import Framing
 from runtime.entries import AnswerRow
+from runtime.failpoints import reach
 from runtime.step import Effect
 
 #: Up to this much of a whole answer waits for its record, to go out with its end in one piece.
@@ -164,7 +165,10 @@ class _Feed:
                 self._head_sent = True
                 exchange.note_head()
         count = min(answer.released - self._offset, self._client.buffer)
-        self._held = answer.whole and ending is None and (soon or count <= 0)
+        held = answer.whole and ending is None and (soon or count <= 0)
+        if held and not self._held:
+            reach("end-held")
+        self._held = held
         if self._head_sent and count > 0 and self._client.door.writable and (self._offset or not soon):
             data = answer.spool.read(self._offset, count)
             piece = wire.piece(data, self._kind)

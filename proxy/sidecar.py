@@ -29,6 +29,7 @@ from proxy.recorder import Shell
 from proxy.tokenless import Tokenless
 from proxy.tunnels import Tunnels
 from proxy.upstream import Upstream
+from runtime import failpoints
 from runtime.errors import DatabaseAway, TwiceshyError, UsageError
 from runtime.journal import Journal
 from runtime.settings import Settings, load
@@ -151,6 +152,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     dsn = os.environ.get("DATABASE_URL")
     try:
+        failpoints.arm()
         if not dsn:
             raise UsageError("DATABASE_URL is not set: `twiceshy up` starts a sidecar with a Postgres of its own")
         state = arguments.state or arguments.folder

@@ -23,6 +23,7 @@ from yarl import URL
 
 from proxy.message import Headers, Request
 from runtime.errors import UsageError
+from runtime.failpoints import armed, reach
 from runtime.settings import Settings
 
 _AUTO_HEADERS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
@@ -119,6 +120,20 @@ class _CheckedResolver(AbstractResolver):
 
     async def close(self) -> None:
         await self._inner.close()
+
+
+def _watched() -> list[aiohttp.TraceConfig]:
+    """What tells the fail point ``request-written``; nothing where nobody armed it."""
+    if not armed("request-written"):
+        return []
+
+    async def on_headers(*_: object) -> None:
+        # aiohttp says so before it writes, and then writes head and body without a pause.
+        asyncio.get_running_loop().call_soon(reach, "request-written")
+
+    watched = aiohttp.TraceConfig()
+    watched.on_request_headers_sent.append(on_headers)
+    return [watched]
 
 
 class Answering:
@@ -236,6 +251,7 @@ class Upstream:
                 # Said, because an agent's sitecustomize (twiceshy started inside a run) changes the default.
                 trust_env=False,
                 skip_auto_headers=_AUTO_HEADERS,
+                trace_configs=_watched(),
                 # The defaults cut: 300 s in all. Limits are our own, and named. connect: with the name's resolution.
                 timeout=aiohttp.ClientTimeout(
                     total=None, connect=self._settings.connect_timeout, sock_connect=None, sock_read=None

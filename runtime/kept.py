@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from runtime import failpoints
 from runtime.embedded import dies_with_parent
 from runtime.folder import hold_kept_port, hold_port, open_log, tail, trim_log
 
@@ -129,6 +130,7 @@ class KeptSidecar:
         self._children = children
         self._changed = changed
         self._process: subprocess.Popen[bytes] | None = None
+        self._armed = True  # what is to kill a sidecar is not to kill its successor
         self._ending = asyncio.Event()
         self.task = asyncio.create_task(self._keep())
 
@@ -193,7 +195,7 @@ class KeptSidecar:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env={
-                    **self.wanted.environment,
+                    **self._environment(),
                     "DATABASE_URL": self.dsn,
                     "TWICESHY_CONFIG": str(self.folder / "settings.json"),
                 },
@@ -231,6 +233,12 @@ class KeptSidecar:
             stack.callback(rest.cancel)
             status = await exited
             return f"sidecar {announced['id']} (pid {process.pid}) ended with {status}"
+
+    def _environment(self) -> dict[str, str]:
+        armed, self._armed = self._armed, False
+        return {
+            name: value for name, value in self.wanted.environment.items() if armed or name != failpoints.VARIABLE
+        }
 
     async def _listen(self, reader: asyncio.StreamReader, log: int) -> dict[str, Any] | None:
         """Its line, None when it closed its output without one. Whatever else it prints goes to the log."""
