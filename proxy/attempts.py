@@ -10,6 +10,7 @@ import json
 import logging
 import time
 from collections import OrderedDict
+from typing import Protocol
 from uuid import UUID
 from weakref import WeakValueDictionary
 
@@ -39,6 +40,13 @@ HOSTS, OTHERS = 200, "other hosts"
 _REMEMBERED = 60.0
 
 
+class Passing(Protocol):
+    """A connection of a client that is passed through."""
+
+    def cut(self) -> None:
+        """End it at once, so that both ends see it cut."""
+
+
 class Run:
     """A run's current attempt, in the memory of the sidecar it lives with."""
 
@@ -51,6 +59,7 @@ class Run:
         self.ended: dict[UUID, tuple[AnswerRow | None, State | None]] = {}
         self.refusal: Refusal | None = None
         self.serving: dict[Door, Step | None] = {}  # clients being answered, and what for
+        self.passing: set[Passing] = set()
         self.outdated = False  # another process moved a step: the journal must be read again
         self.hints: list[str] = []  # what a person should know of this attempt
         self.arrived: dict[str, dict[str, int]] = {}  # requests, by host and what became of them
@@ -74,17 +83,23 @@ class Run:
 
     @property
     def attached(self) -> bool:
-        """A client waits on an exchange of this run: a long call is not a dead agent."""
-        return bool(self.serving) or any(exchange.clients for exchange in self.exchanges.values())
+        """A client waits on an exchange of this run, or is passed through: a long call is not a dead agent."""
+        return bool(self.serving or self.passing) or any(exchange.clients for exchange in self.exchanges.values())
 
     def refuse(self, refusal: Refusal) -> None:
         """From now on every request of the attempt gets *refusal*, and what is open to it is cut."""
         if self.refusal is None:
             self.refusal = refusal
             log.info("run %s: %s", self.run_id, refusal.code)
+        for passing in list(self.passing):
+            passing.cut()
+
+    def note(self, words: str) -> None:
+        """Keep what a person should know of this attempt."""
+        _keep(self.hints, words)
 
     def count(self, target: Target, how: str) -> None:
-        """A request for *target* arrived: ``journalled``, ``passthrough`` or ``refused``."""
+        """What arrived for *target*: ``journalled``, ``passthrough``, ``refused``, ``tunnel`` or ``WebSocket``."""
         host = target.host if target.port in (80, 443) else f"{target.host}:{target.port}"
         if host not in self.arrived and len(self.arrived) >= HOSTS:
             host = OTHERS
@@ -301,7 +316,12 @@ class Attempts:
             unheld = run.tokenless or now > run.trusted_until  # no launcher renews its lease
             if run.refusal is None and run.finished:
                 await self._end(run, "done")
-            elif run.refusal is None and unheld and now - run.idle_since > self._settings.idle_timeout:
+            elif (
+                run.refusal is None
+                and not run.passing
+                and unheld
+                and now - run.idle_since > self._settings.idle_timeout
+            ):
                 await self._end(run, "failed", f"no request for {self._settings.idle_timeout:g} s (idle_timeout)")
             # Only what an attempt has had tells a repetition from a replay: it is never forgotten before its end.
             # Nor right after it: an attempt that failed tells the next one which answers it had.
@@ -344,7 +364,7 @@ class Attempts:
             await self._journal.save_tape(run.run_id, run.tape.attempt, report)
             run.saved = report
 
-    def distrusted(self, tunnel: Tunnel, words: str) -> None:
+    def note(self, tunnel: Tunnel, words: str) -> None:
         """A client's TLS failed inside *tunnel*: kept for the summary of its run.
 
         Most likely nothing of that attempt has come through yet, and its launcher will be the first to ask.
@@ -359,8 +379,7 @@ class Attempts:
             hints = self._early_hints.setdefault(who, [])
             while len(self._early_hints) > _EARLY:
                 self._early_hints.popitem(last=False)
-        if words not in hints and len(hints) < HINTS:
-            hints.append(words)
+        _keep(hints, words)
 
     def take_hints(self, run: Run) -> None:
         """Give *run* what was noted before it was known here."""
@@ -370,6 +389,11 @@ class Attempts:
 
     def exchanges(self) -> list[Exchange]:
         return [exchange for run in self._runs.values() for exchange in run.exchanges.values()]
+
+
+def _keep(hints: list[str], words: str) -> None:
+    if words not in hints and len(hints) < HINTS:
+        hints.append(words)
 
 
 def _names(run: Run) -> list[tuple[str, bytes | None]]:

@@ -1,23 +1,23 @@
 """One request, from the door to the last byte of its answer: identity → rule → fence → step → answer."""
 
-import ipaddress
 import logging
 import time
 from dataclasses import replace
 
 from aiohttp import web
 
-from proxy import identity, internal, relay
-from proxy.attempts import Attempts, Run
-from proxy.doors import NO_TUNNEL_HERE, Door, Written, door_of
-from proxy.identity import Addressed, Target
+from proxy import identity, internal, relay, upgrade
+from proxy.admission import Admission
+from proxy.attempts import Attempts
+from proxy.doors import NO_TUNNEL_HERE, Written, door_of
+from proxy.identity import Addressed
 from proxy.journalled import Journalled, read_apart
 from proxy.message import Request
 from proxy.profiles import Rule, Rules
 from proxy.recorder import Exchange, Shell
 from proxy.refusals import Refusal
 from proxy.relay import Client
-from proxy.tokenless import Tokenless
+from proxy.websockets import WebSockets
 from runtime.errors import DatabaseAway, Unreadable
 from runtime.failpoints import reach
 from runtime.step import Effect
@@ -28,11 +28,12 @@ log = logging.getLogger("twiceshy.handler")
 class Handler:
     """Serves requests. One per sidecar."""
 
-    def __init__(self, shell: Shell, attempts: Attempts, tokenless: Tokenless, rules: Rules, secret: bytes) -> None:
+    def __init__(self, shell: Shell, attempts: Attempts, admission: Admission, rules: Rules, secret: bytes) -> None:
         self._shell = shell
         self._settings = shell.settings
         self._attempts = attempts
-        self._tokenless = tokenless
+        self._admission = admission
+        self._websockets = WebSockets(shell.upstream, attempts, shell.settings)
         self._rules = rules
         self._journalled = Journalled(shell, attempts, rules, secret)
         self._forwarded: set[Exchange] = set()
@@ -84,21 +85,9 @@ class Handler:
             if known is not None:
                 known.count(addressed.target, "refused")
             return fault
-        if addressed.named is None:
-            if self._settings.unidentified == "refuse" or addressed.target.internal:
-                return Refusal(
-                    "no-run",
-                    f"The request to {addressed.target.host} names no run. Start the agent with `twiceshy run`, or "
-                    "give RUN:TOKEN in the proxy address, or send Twiceshy-Run. Nothing was sent.",
-                )
-            body = await self._read(http, client)
-            if isinstance(body, Refusal):
-                return body
-            request = self._request(http, addressed, body)
-            await self._forward(request, client, self._rules.match(request), "")
-            return None
-
-        run = await self._run(addressed, client.door)
+        run = await self._admission.of(addressed.named, addressed.target, client.door)
+        if run is None or addressed.named is None:
+            return run if isinstance(run, Refusal) else await self._let_pass(http, addressed, client)
         if isinstance(run, Refusal):
             ended = self._attempts.get(addressed.named.run)
             if ended is not None and ended.refusal is run:
@@ -119,6 +108,11 @@ class Handler:
             await relay.give(client, head, answer)
             return None
         rule = await read_apart(request, lambda: self._rules.match(request))
+        if rule.denied:
+            run.count(addressed.target, "refused")
+            return _denied(request, rule)
+        if upgrade.is_asked_for(http.raw_headers):
+            return await self._websockets.answer(http, addressed.target, request, client, run)
         if rule.effect is Effect.PASSTHROUGH or self._settings.mode == "naive":
             run.count(addressed.target, "passthrough")
             await self._forward(request, client, rule, run.run_id)
@@ -137,8 +131,10 @@ class Handler:
             client.http10 or http.headers["Transfer-Encoding"].lower() != "chunked"
         ):
             return Refusal("bad-request", "Transfer-Encoding may be chunked, and with HTTP/1.1 only. Nothing was sent.")
-        if b"upgrade" in headers and "websocket" in http.headers.get("Upgrade", "").lower():
-            return Refusal("not-supported", "WebSockets cannot be journalled. Nothing was sent.")
+        if upgrade.is_asked_for(http.raw_headers) and (
+            why := upgrade.fault(http.method, http.raw_headers, http10=client.http10)
+        ):
+            return Refusal("bad-request", f"This asks for no WebSocket: {why}. Nothing was sent.")
         for name, value in addressed.headers:
             try:
                 name.decode("ascii"), value.decode("utf-8")
@@ -154,13 +150,7 @@ class Handler:
                 f"The gateway address was called by the name {http.headers.get('Host')!r}, which is not one of this "
                 "sidecar's (setting gateway_hosts). Nothing was sent.",
             )
-        if self._settings.mode != "durable" and not addressed.target.internal and not _loopback(addressed.target):
-            return Refusal(
-                "denied",
-                f"Mode {self._settings.mode} is for comparison and may do things twice: it only talks to upstreams on "
-                f"this machine, not to {addressed.target.host}. Nothing was sent.",
-            )
-        return None
+        return self._admission.out_of_reach(addressed.target)
 
     def _own_name(self, host: str) -> bool:
         parsed = identity.authority(host, 80)
@@ -168,13 +158,21 @@ class Handler:
             return False
         name = parsed[0]
         named = {text.strip() for text in self._settings.gateway_hosts.split(",")}
-        return name == "localhost" or name in named or _is_address(name)
+        return name == "localhost" or name in named or identity.is_address(name)
 
-    async def _run(self, addressed: Addressed, door: Door) -> Run | Refusal:
-        assert addressed.named is not None
-        if addressed.named.token is not None:
-            return await self._attempts.of(addressed.named)
-        return await self._tokenless.of(addressed.named, door, internal=addressed.target.internal)
+    async def _let_pass(self, http: web.BaseRequest, addressed: Addressed, client: Client) -> Refusal | None:
+        """Pass on what names no run."""
+        body = await self._read(http, client)
+        if isinstance(body, Refusal):
+            return body
+        request = self._request(http, addressed, body)
+        rule = await read_apart(request, lambda: self._rules.match(request))
+        if rule.denied:
+            return _denied(request, rule)
+        if upgrade.is_asked_for(http.raw_headers):
+            return await self._websockets.answer(http, addressed.target, request, client, None)
+        await self._forward(request, client, rule, "")
+        return None
 
     async def _read(self, http: web.BaseRequest, client: Client) -> bytes | Refusal:
         limit = self._settings.request_body_max
@@ -221,15 +219,8 @@ class Handler:
             await exchange.stop()
 
 
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
-def _loopback(target: Target) -> bool:
-    if target.host == "localhost":
-        return True
-    return _is_address(target.host) and ipaddress.ip_address(target.host).is_loopback
+def _denied(request: Request, rule: Rule) -> Refusal:
+    return Refusal(
+        "denied",
+        f"{request.method} {request.authority}{request.path} is denied by the rule {rule.name!r}. Nothing was sent.",
+    )

@@ -7,6 +7,7 @@ stripped here, so that a run token never reaches an upstream.
 
 import base64
 import binascii
+import ipaddress
 import re
 from dataclasses import dataclass
 from urllib.parse import unquote
@@ -21,6 +22,8 @@ NO_TOKEN = "none"
 INTERNAL = "twiceshy.internal"
 
 _AUTHORITY = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:/?#@\s]+))(?::([0-9]{1,5}))?\Z")
+#: Clients name a WebSocket's address by a scheme of its own. Its handshake is an HTTP request.
+_SCHEMES = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
 #: Hop-by-hop, and what a proxy says to us. Host is rebuilt from the target; framing is our own.
 _STRIPPED = frozenset(
     {
@@ -49,6 +52,12 @@ class Target:
     host: str
     port: int
     target: str
+
+    @property
+    def shown(self) -> str:
+        """Host and port, for people: a client named them, so nothing that moves a terminal's cursor, and no book."""
+        host = ascii(self.host)[1:-1][:200]
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
     @property
     def internal(self) -> bool:
@@ -159,13 +168,16 @@ def end_to_end(headers: Headers) -> Headers:
 
 
 def _from_a_page(headers: Headers) -> bool:
-    """True if a browser sent it. Node's own fetch sends ``Sec-Fetch-Mode: cors`` too, but no other of its kind."""
+    """True if a browser sent it.
+
+    Node's own fetch sends ``Sec-Fetch-Mode: cors`` too, its WebSocket ``websocket``, but no other of its kind.
+    """
     telling = [
         (lower, value)
         for name, value in headers
         if (lower := name.lower()) == b"origin" or lower.startswith(b"sec-fetch-")
     ]
-    return bool(telling) and telling != [(b"sec-fetch-mode", b"cors")]
+    return bool(telling) and telling not in ([(b"sec-fetch-mode", b"cors")], [(b"sec-fetch-mode", b"websocket")])
 
 
 def _of_tunnel(target: Target, tunnel: Target, headers: Headers) -> bool:
@@ -265,6 +277,15 @@ def authority(text: str, default_port: int) -> tuple[str, int] | Refusal:
     return host, port
 
 
+def is_address(host: str) -> bool:
+    """True for an IP address, in which no name must be looked up."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def _target(raw: str, tunnel: Target | None) -> Target | Refusal:
     if raw.startswith("/") or raw == "*":
         if tunnel is None:
@@ -274,8 +295,8 @@ def _target(raw: str, tunnel: Target | None) -> Target | Refusal:
             )
         return Target(tunnel.scheme, tunnel.host, tunnel.port, "/" if raw == "*" else raw)
     scheme, separator, rest = raw.partition("://")
-    scheme = scheme.lower()
-    if not separator or scheme not in ("http", "https"):
+    scheme = _SCHEMES.get(scheme.lower(), "")
+    if not separator or not scheme:
         return _bad(f"{raw[:80]!r} is no http URL")
     cut = min((index for index in (rest.find("/"), rest.find("?")) if index >= 0), default=len(rest))
     host = authority(rest[:cut], 443 if scheme == "https" else 80)
@@ -291,7 +312,7 @@ def _gateway(raw: str) -> tuple[Named, Target] | Refusal:
     if isinstance(named, Refusal):
         return named
     scheme, _, rest = rest.partition("/")
-    if scheme not in ("http", "https"):
+    if scheme not in _SCHEMES:
         return _bad("a gateway address reads /@RUN:TOKEN/https/HOST/PATH")
     target = _target(f"{scheme}://{rest}", None)
     if isinstance(target, Refusal):

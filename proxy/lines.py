@@ -16,6 +16,14 @@ from collections.abc import Callable
 _POLL_FIRST, _POLL_LAST = 0.001, 0.1
 
 
+def cut(transport: asyncio.WriteTransport, *, reset: bool) -> None:
+    """End a connection at once. *reset*: so that the plain end of it is not what the other end sees."""
+    if reset and not transport.is_closing():
+        sock = transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    transport.abort()
+
+
 class Line:
     """A client's connection, as far as it is written to. ``proxy.doors`` makes it a protocol, and tells of events."""
 
@@ -58,10 +66,7 @@ class Line:
         """
         self._end()
         if self.transport is not None:
-            if reset and not self.transport.is_closing():
-                sock = self.transport.get_extra_info("socket")
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.transport.abort()
+            cut(self.transport, reset=reset)
 
     # ---- what is known of the client
 

@@ -45,6 +45,16 @@ def ways_out(run_id: str) -> str:
     )
 
 
+def http2_only(host: str, port: int, who: str) -> str:
+    """What can be done where *who* (the client, or the upstream at *host*) speaks HTTP/2 and nothing else."""
+    name = f"[{host}]" if ":" in host else host
+    pattern = ascii(name if port == 443 else f"{name}:{port}")[1:-1][:200]
+    return (
+        f"{who} speaks HTTP/2 only (gRPC?), which is not opened here. To pass it through, unjournalled: "
+        f'[[route]] host = "{pattern}", effect = "tunnel" in twiceshy.toml'
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """An answer of the sidecar's own. ``message``: what happened, which run and step, what to do next."""

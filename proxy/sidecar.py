@@ -16,12 +16,15 @@ import signal
 import socket
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from aiohttp import web
 
+from proxy.admission import Admission
 from proxy.attempts import Attempts
 from proxy.authority import Authority
+from proxy.blind import Blind, is_blind
 from proxy.doors import Door, House, listen
 from proxy.handler import Handler
 from proxy.profiles import Rules
@@ -55,13 +58,14 @@ class Pulse:
 
 async def serve(settings: Settings, dsn: str, folder: Path, state: Path, host: str, port: int) -> None:
     """Run until SIGTERM or SIGINT. Raises UsageError when the port is taken, DatabaseAway without database."""
+    rules = Rules.load(settings.route)
     identity = f"s{secrets.token_hex(8)}"
     journal = await Journal.open(dsn, settings)
     pulse = Pulse(settings.lease)
     doors: set[Door] = set()
     attempts = Attempts(journal, settings, identity)
-    upstream: Upstream | None = None
     handler: Handler | None = None
+    blind: Blind | None = None
     ready = asyncio.Event()
 
     async def dispatch(request: web.BaseRequest) -> web.StreamResponse:
@@ -69,8 +73,13 @@ async def serve(settings: Settings, dsn: str, folder: Path, state: Path, host: s
         assert handler is not None
         return await handler(request)
 
+    async def pass_through(door: Door) -> None:
+        await ready.wait()
+        assert blind is not None
+        await blind(door)
+
     server = web.Server(dispatch)
-    tunnels = Tunnels(Authority(state), attempts.distrusted)
+    tunnels = Tunnels(Authority(state), attempts.note, partial(is_blind, rules), pass_through)
     try:
         listener = await listen(House(server, doors, settings.lease, tunnels), host, port)
     except OSError as error:
@@ -86,7 +95,9 @@ async def serve(settings: Settings, dsn: str, folder: Path, state: Path, host: s
     upstream = Upstream(settings, via=f"twiceshy-{installation}", own_port=port)
     tokenless = Tokenless(attempts, journal, identity, str(folder), settings.lease)
     shell = Shell(journal, upstream, settings, pulse.alive)
-    handler = Handler(shell, attempts, tokenless, Rules.load(settings.route), secret)
+    admission = Admission(attempts, tokenless, settings)
+    handler = Handler(shell, attempts, admission, rules, secret)
+    blind = Blind(admission, attempts, upstream, settings)
     ready.set()
 
     stopping = asyncio.Event()

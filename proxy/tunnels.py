@@ -1,4 +1,4 @@
-"""TLS inside CONNECT: opened with a leaf of our own, so that what is inside can be journalled.
+"""What is inside CONNECT: its TLS is opened with a leaf of our own, so that it can be journalled; or it passes blind.
 
 A client that does not trust the authority fails in the handshake and tells its program only "connection error": so
 the failure is logged here, and kept for the run's summary, in words that say what to do.
@@ -8,12 +8,14 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from proxy.authority import Authority
 from proxy.doors import Door
 from proxy.hello import Hello
 from proxy.identity import Tunnel
+from proxy.refusals import http2_only
 from runtime.errors import TwiceshyError
 
 log = logging.getLogger("twiceshy.tunnels")
@@ -26,21 +28,44 @@ _DISTRUST = ("UNKNOWN_CA", "BAD_CERTIFICATE", "CERTIFICATE_UNKNOWN", "CERTIFICAT
 
 
 class Tunnels:
-    """Opens the TLS of tunnels. *failed*: told which tunnel's client did not trust the authority."""
+    """Goes on with tunnels that were begun. *failed*: told in which one TLS cannot be spoken, and why.
 
-    def __init__(self, authority: Authority, failed: Callable[[Tunnel, str], None]) -> None:
+    *is_blind*: those that *pass_through* serves.
+    """
+
+    def __init__(
+        self, authority: Authority, failed: Callable[[Tunnel, str], None], is_blind: Callable[[Tunnel], bool],
+        pass_through: Callable[[Door], Awaitable[None]],
+    ) -> None:  # fmt: skip
         self._authority = authority
         self._failed = failed
+        self._is_blind = is_blind
+        self._pass_through = pass_through
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def begun(self, door: Door) -> bool:  # noqa: ARG002
-        return False
+    def begun(self, door: Door) -> bool:
+        """Go on with *door*'s tunnel in a task, if it is not to be opened."""
+        assert door.tunnel is not None
+        blind = self._is_blind(door.tunnel)
+        if blind:
+            self._begin(self._blind(door), "tunnel")
+        return blind
 
     def open(self, door: Door, first: bytes, hello: Hello) -> None:
         """Go on with *door*'s tunnel in a task; its transport has stopped reading."""
-        task = asyncio.create_task(self._open(door, first, hello), name="tls handshake")
+        self._begin(self._open(door, first, hello), "tls handshake")
+
+    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _blind(self, door: Door) -> None:
+        try:
+            await self._pass_through(door)
+        except Exception:
+            log.exception("a tunnel failed")
+            door.abort(reset=True)
 
     async def _open(self, door: Door, first: bytes, hello: Hello) -> None:
         transport, tunnel = door.transport, door.tunnel
@@ -56,6 +81,9 @@ class Tunnels:
             return
         if transport.is_closing():
             return
+        deaf = hello.http2_only and not self._is_blind(tunnel)
+        if deaf:
+            self._tell(tunnel, http2_only(tunnel.target.host, tunnel.target.port, "this client"))
         inner = door.inside()
         loop = asyncio.get_running_loop()
         started = asyncio.ensure_future(
@@ -66,10 +94,12 @@ class Tunnels:
         try:
             tls = await started
         except (ssl.SSLError, OSError) as error:
-            self._tell(tunnel, "this client " + _why(error))
+            if not deaf:
+                self._tell(tunnel, "this client " + _why(error))
             transport.abort()
             return
-        inner.on_unused = lambda: self._tell(tunnel, UNUSED)
+        if not deaf:
+            inner.on_unused = lambda: self._tell(tunnel, UNUSED)
         if tls is None or tls.is_closing():
             inner.connection_lost(None)  # the loop has said so before there was anybody to hear it
         else:
@@ -77,7 +107,7 @@ class Tunnels:
 
     def _tell(self, tunnel: Tunnel, what: str) -> None:
         # A host is what a client said: nothing that moves a terminal's cursor, and no book.
-        words = f"{ascii(tunnel.target.host)[1:-1][:200]}: {what[:300]}"
+        words = f"{ascii(tunnel.target.host)[1:-1][:200]}: {what[:400]}"
         log.warning("run %s: %s", tunnel.named.run if tunnel.named is not None else "?", words)
         self._failed(tunnel, words)
 

@@ -9,19 +9,24 @@ that the upstream has just closed is bytes out and no answer.
 import asyncio
 import errno
 import ipaddress
+import re
 import socket
 import ssl
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+import aiohappyeyeballs
 import aiohttp
+from aiohappyeyeballs import AddrInfoType
 from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.resolver import ThreadedResolver
 from multidict import CIMultiDict
 from yarl import URL
 
+from proxy.identity import is_address
 from proxy.message import Headers, Request
+from proxy.refusals import http2_only
 from runtime.errors import UsageError
 from runtime.failpoints import armed, reach
 from runtime.settings import Settings
@@ -29,6 +34,12 @@ from runtime.settings import Settings
 _AUTO_HEADERS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 _HEAD_LIMIT = 64 << 10
 _HEADERS_LIMIT = 1000
+#: How much of what an upstream sends is taken in at once, where it is passed on as it comes.
+PIECE = 64 << 10
+#: A second address is tried when the first has not answered for so long, in seconds (RFC 8305).
+_NEXT_ADDRESS = 0.25
+#: The first frame of an HTTP/2 server, SETTINGS, as aiohttp quotes what it cannot read.
+_HTTP2_FRAME = re.compile(r"""b['"]\\x00\\x00(?:\\x..|\\.|.)\\x04\\x0[01](?:\\x00){4}""")
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
@@ -37,7 +48,7 @@ AFTER_THE_END = 2.0
 
 
 class NotSent(Exception):
-    """Certainly no byte reached the upstream: DNS, refused, TLS failure, time limit to connect."""
+    """Certainly no request reached the upstream: DNS, refused, TLS failure, time limit to connect."""
 
 
 class Interrupted(aiohttp.ClientError):
@@ -180,11 +191,14 @@ class Upstream:
         self._sessions: dict[str, aiohttp.ClientSession] = {}
         self._used: dict[str, float] = {}
         self._tls = ssl.create_default_context()
+        # An upstream that speaks HTTP/2 only says so in the handshake, before it has had a request.
+        self._tls.set_alpn_protocols(["http/1.1"])
         if settings.extra_ca:
             try:
                 self._tls.load_verify_locations(settings.extra_ca)
             except OSError as error:
                 raise UsageError(f"extra_ca: {settings.extra_ca}: {error.strerror or error}") from error
+        self._resolver = _CheckedResolver(self._reach)
 
     async def send(self, run: str, request: Request, *, fresh: bool) -> Answering:
         """Send *request* once, answer with its head. Raises NotSent, Interrupted, Silent, Denied."""
@@ -200,7 +214,7 @@ class Upstream:
                     allow_redirects=False,
                 )
         except aiohttp.ClientConnectorError as error:
-            raise NotSent(str(error)) from error
+            raise NotSent(_why(error, request.host, request.port)) from error
         except (aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL) as error:
             raise NotSent(str(error) or f"no connection in {self._settings.connect_timeout:g} s") from error
         except TimeoutError as error:
@@ -208,6 +222,11 @@ class Upstream:
             raise Silent(f"no answer within {limit:g} s (first_byte_timeout)") from error
         except Interrupted:
             raise
+        except aiohttp.ClientResponseError as error:
+            if _HTTP2_FRAME.search(error.message):
+                # Who begins so takes a request of ours for a connection's malformed beginning, and reads no further.
+                raise NotSent(http2_only(request.host, request.port, request.host)) from error
+            raise Interrupted(str(error)) from error
         except (aiohttp.ClientError, OSError) as error:
             raise Interrupted(str(error) or type(error).__name__) from error
         if response.status < 200:
@@ -215,13 +234,43 @@ class Upstream:
             raise Interrupted(f"the answer is {response.status}, which nobody asked for")
         return Answering(response, self._settings.silence_timeout)
 
+    async def open(self, host: str, port: int, *, tls: bool) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection for what is passed on as it comes; with *tls*, verified. Raises NotSent, Denied."""
+        self._check(host, port)
+        limit = self._settings.connect_timeout
+        try:
+            async with asyncio.timeout(limit):
+                found = await self._addresses(host, port)
+                sock = await aiohappyeyeballs.start_connection(found, happy_eyeballs_delay=_NEXT_ADDRESS)
+                return await asyncio.open_connection(
+                    sock=sock, limit=PIECE, ssl=self._tls if tls else None, server_hostname=host if tls else None
+                )
+        except TimeoutError as error:
+            raise NotSent(f"no connection in {limit:g} s (connect_timeout)") from error
+        except OSError as error:  # ssl's errors are such, too
+            raise NotSent(_why(error, host, port)) from error
+
+    async def _addresses(self, host: str, port: int) -> list[AddrInfoType]:
+        if is_address(host):
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            return [(family, socket.SOCK_STREAM, 0, "", (host, port))]
+        found = await self._resolver.resolve(host, port, socket.AF_UNSPEC)
+        return [(each["family"], socket.SOCK_STREAM, each["proto"], "", (each["host"], port)) for each in found]
+
     def check(self, request: Request) -> None:
         """Raise Denied when *request* is addressed to where no agent may go, or to this sidecar itself."""
-        self._reach.check(request.host, request.port)
-        if request.host in ("metadata.google.internal", "metadata"):
-            raise Denied(f"{request.host} is a metadata service")
+        self._check(request.host, request.port)
         if any(name.lower() == b"via" and self._via.encode() in value for name, value in request.headers):
             raise Denied("the request came back to the sidecar that sent it (Via)")
+
+    def _check(self, host: str, port: int) -> None:
+        self._reach.check(host, port)
+        if host in ("metadata.google.internal", "metadata"):
+            raise Denied(f"{host} is a metadata service")
+
+    def via(self) -> tuple[bytes, bytes]:
+        """The header by which a request is known that comes back to the sidecar that sent it."""
+        return b"Via", f"1.1 {self._via}".encode("ascii")
 
     def _headers(self, request: Request) -> CIMultiDict[str]:
         # aiohttp loses the second of two headers that differ in casing only: one casing per name.
@@ -244,7 +293,7 @@ class Upstream:
                     limit=0,
                     force_close=fresh,
                     ssl=self._tls,
-                    resolver=_CheckedResolver(self._reach),
+                    resolver=self._resolver,
                 ),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
@@ -279,3 +328,11 @@ class Upstream:
         for session in self._sessions.values():
             await session.close()
         self._sessions.clear()
+
+
+def _why(error: Exception, host: str, port: int) -> str:
+    """The words of a connection that failed."""
+    words = str(error) or type(error).__name__
+    if "no application protocol" in words.replace("_", " ").lower():
+        return http2_only(host, port, host)
+    return words

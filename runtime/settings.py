@@ -34,6 +34,9 @@ class Settings(BaseModel):
     first_byte_timeout: float = Field(900.0, gt=0, description="from the request's last byte to the answer's head")
     silence_timeout: float = Field(300.0, gt=0, description="between two pieces of an answer's body")
     exchange_timeout: float = Field(7200.0, gt=0, description="for a whole exchange")
+    tunnel_timeout: float = Field(
+        3600.0, gt=0, description="for a tunnel that is not opened, or a WebSocket, in which nothing moves"
+    )
     record_wait: float = Field(60.0, gt=0, description="how long an answer's end is held back for its record")
     database_wait: float = Field(20.0, gt=0, description="how long a request is held while Postgres is away")
     resend: int = Field(

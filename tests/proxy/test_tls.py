@@ -294,13 +294,6 @@ def test_a_connect_behind_another_request_too(shared: Stack, run: str) -> None:
     assert "a connection of its own" in refused(client, 400)
 
 
-def test_websockets_are_refused_with_words(shared: Stack, run: str, trust: ssl.SSLContext) -> None:
-    client = Tls.through(shared.claim(run), here(shared), trust)
-    client.send(plain("GET", "/any/x", here(shared), b"Connection: Upgrade", b"Upgrade: websocket"))
-    assert "WebSocket" in refused(client, 501, "not-supported")
-    assert not shared.received()
-
-
 # ---- who speaks
 
 
