@@ -416,11 +416,9 @@ def test_what_happened_is_shown(bench: Bench) -> None:
 
 
 def test_a_claimed_token_speaks_for_the_run(bench: Bench) -> None:
-    claimed = bench.verb("claim", bench.run_id)
-    token = claimed.stdout.strip()
-    assert token not in claimed.stderr.partition("HTTP_PROXY=")[0]
-    address = claimed.stderr.partition("HTTP_PROXY=")[2].strip()
-    assert address.startswith(f"http://{bench.run_id}:{token}@127.0.0.1:")
+    claimed = json.loads(bench.verb("claim", "--json", bench.run_id).stdout)
+    address = claimed["environment"]["http_proxy"]
+    assert address.startswith(f"http://{bench.run_id}:{claimed['token']}@127.0.0.1:")
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({"http": address}))
     with opener.open("http://twiceshy.internal/run", timeout=20) as answer:
         assert json.load(answer)["run"] == bench.run_id
