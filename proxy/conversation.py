@@ -12,8 +12,7 @@ from proxy.incoming import Incoming
 from proxy.message import Request
 from proxy.profiles import Rule
 from proxy.refusals import Refusal
-from proxy.upstream import Answering, Cut, Interrupted, NotSent, Silent, Upstream
-from runtime.failpoints import reach
+from proxy.upstream import Answering, Cut, Interrupted, NotSent, Silent, Upstream, Withheld
 from runtime.journal import Journal
 from runtime.settings import Settings
 from runtime.step import Effect
@@ -45,25 +44,35 @@ class Conversation:
         self._kept = kept
         self.answer = self._nothing_yet()
 
-    async def hold(self, request: Request, tell: Callable[[], None], stopped: Callable[[], bool]) -> Failed | None:
-        """Send *request*, *tell* of what comes; again, unless *stopped*. None: an answer is whole. Raises Denied."""
+    async def hold(
+        self, request: Request, tell: Callable[[], None], stopped: Callable[[], bool], last_word: Callable[[], None]
+    ) -> Failed | None:
+        """Send *request*, *tell* of what comes; again, unless *stopped*. None: an answer is whole.
+
+        *last_word* may raise Withheld before a first byte. Raises that, and Denied, when nothing was sent at all.
+        """
         limit = self._settings.exchange_timeout
         try:
             async with asyncio.timeout(limit):
-                return await self._until_answered(request, tell, stopped)
+                return await self._until_answered(request, tell, stopped, last_word)
         except TimeoutError:
             return Failure.SILENT, f"the exchange took longer than {limit:g} s (exchange_timeout)"
         finally:
             self.over = True
 
     async def _until_answered(
-        self, request: Request, tell: Callable[[], None], stopped: Callable[[], bool]
+        self, request: Request, tell: Callable[[], None], stopped: Callable[[], bool], last_word: Callable[[], None]
     ) -> Failed | None:
         tries = 0
         lost = ""  # what became of an earlier sending whose bytes may have arrived
         while True:
             tries += 1
-            failed = await self._send(request, tell)
+            try:
+                failed = await self._send(request, tell, last_word)
+            except Withheld as error:
+                if not lost:
+                    raise
+                return Failure.INTERRUPTED, f"{_words(error)}; before that: {lost}"
             if failed is None:
                 return None
             if failed[0] is Failure.NOT_SENT and lost:
@@ -77,14 +86,13 @@ class Conversation:
             await self.start_over()
             await asyncio.sleep(pause(tries))
 
-    async def _send(self, request: Request, tell: Callable[[], None]) -> Failed | None:
+    async def _send(self, request: Request, tell: Callable[[], None], last_word: Callable[[], None]) -> Failed | None:
         answering: Answering | None = None
         self.sent = True
         try:
             # Who named no run shares a connection with nobody.
             fresh = self._effect is Effect.AT_MOST_ONCE or not self._run_id
-            reach("before-first-byte")
-            answering = await self._upstream.send(self._run_id, request, fresh=fresh)
+            answering = await self._upstream.send(self._run_id, request, fresh=fresh, last_word=last_word)
             await self.answer.take(answering, request.method, self._rule.dialect, tell)
             return None
         except NotSent as error:

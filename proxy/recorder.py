@@ -20,7 +20,7 @@ from proxy.message import Request
 from proxy.profiles import Rule
 from proxy.refusals import Refusal
 from proxy.tape import Step, Tape
-from proxy.upstream import Denied, Upstream
+from proxy.upstream import Denied, Upstream, Withheld
 from runtime.entries import (
     Answer,
     AnswerFacts,
@@ -224,13 +224,12 @@ class Exchange:
             self.request = await self._recall()
         if self._journalled and self.effect is not Effect.READ and not await self._intend():
             return NOTHING
-        if self._owner is not None and self._owner.refusal is not None:
-            # The run was stopped, or taken over, since it was asked: what has not left stays.
-            self._refuse(self._owner.refusal)
+        try:
+            failed = await self._talk.hold(self.request, self._pulse, self._stopped, self._last_word)
+        except Withheld as error:
+            self._refuse(error.refusal)
             await self._put_back()
             return NOTHING
-        try:
-            failed = await self._talk.hold(self.request, self._pulse, self._stopped)
         except Denied as error:
             self._refuse(Refusal("denied", f"{error}. Nothing was sent.", self.run_id or None, self._key()))
             await self._put_back()
@@ -255,12 +254,21 @@ class Exchange:
         if len(facts.request_body) > self._shell.settings.index_body:
             # From now on it is in the journal, and a tape lives long.
             self.step.facts = replace(facts, request_body=b"")
-        if self._shell.alive():
-            return True
-        text = "The sidecar has not reached its database for too long to be sure that it is believed alive."
-        self._refuse(Refusal("database-away", f"{text} Nothing was sent.", self.run_id, self._key()))
-        await self._put_back()
-        return False
+        return True
+
+    def _last_word(self) -> None:
+        """Raise Withheld when what is about to be sent is not ours to send any more. Nothing may be awaited after it.
+
+        Since it was asked, the run may have been stopped or taken over, and this process have stood still.
+        """
+        if self._owner is None:
+            return
+        refusal = self._owner.refusal
+        if refusal is None and not self._shell.alive():
+            text = "The sidecar has not reached its database for too long to be sure that it is believed alive."
+            refusal = Refusal("database-away", f"{text} Nothing was sent.", self.run_id, self._key())
+        if refusal is not None:
+            raise Withheld(refusal)
 
     def _stopped(self) -> bool:
         return self._owner is not None and self._owner.refusal is not None

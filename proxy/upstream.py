@@ -13,8 +13,9 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import aiohappyeyeballs
 import aiohttp
@@ -26,7 +27,7 @@ from yarl import URL
 
 from proxy.identity import is_address
 from proxy.message import Headers, Request
-from proxy.refusals import http2_only
+from proxy.refusals import Refusal, http2_only
 from runtime.errors import UsageError
 from runtime.failpoints import armed, reach
 from runtime.settings import Settings
@@ -61,6 +62,14 @@ class Cut(Exception):
 
 class Denied(Exception):
     """The destination is not one that an agent may reach through the sidecar."""
+
+
+class Withheld(Exception):
+    """Certainly no byte reached the upstream: at the last moment it was not to be sent any more."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
 
 
 class Silent(Exception):
@@ -133,18 +142,20 @@ class _CheckedResolver(AbstractResolver):
         await self._inner.close()
 
 
-def _watched() -> list[aiohttp.TraceConfig]:
-    """What tells the fail point ``request-written``; nothing where nobody armed it."""
-    if not armed("request-written"):
-        return []
-
-    async def on_headers(*_: object) -> None:
-        # aiohttp says so before it writes, and then writes head and body without a pause.
+async def _before_the_first_byte(_: object, context: SimpleNamespace, __: object) -> None:
+    """aiohttp calls this when the connection stands, and then writes head and body without a pause."""
+    reach("before-first-byte")
+    last_word: Callable[[], None] | None = context.trace_request_ctx
+    if last_word is not None:
+        last_word()
+    if armed("request-written"):
         asyncio.get_running_loop().call_soon(reach, "request-written")
 
+
+def _watched() -> aiohttp.TraceConfig:
     watched = aiohttp.TraceConfig()
-    watched.on_request_headers_sent.append(on_headers)
-    return [watched]
+    watched.on_request_headers_sent.append(_before_the_first_byte)
+    return watched
 
 
 class Answering:
@@ -200,8 +211,13 @@ class Upstream:
                 raise UsageError(f"extra_ca: {settings.extra_ca}: {error.strerror or error}") from error
         self._resolver = _CheckedResolver(self._reach)
 
-    async def send(self, run: str, request: Request, *, fresh: bool) -> Answering:
-        """Send *request* once, answer with its head. Raises NotSent, Interrupted, Silent, Denied."""
+    async def send(
+        self, run: str, request: Request, *, fresh: bool, last_word: Callable[[], None] | None = None
+    ) -> Answering:
+        """Send *request* once, answer with its head. Raises NotSent, Interrupted, Silent, Denied.
+
+        *last_word* is asked when only the first byte is missing: what it raises (Withheld) is raised, and nothing sent.
+        """
         self.check(request)
         session = self._session(f"{run}\n" if fresh else run, fresh=fresh)
         try:
@@ -212,6 +228,7 @@ class Upstream:
                     headers=self._headers(request),
                     data=request.body or None,
                     allow_redirects=False,
+                    trace_request_ctx=last_word,
                 )
         except aiohttp.ClientConnectorError as error:
             raise NotSent(_why(error, request.host, request.port)) from error
@@ -300,7 +317,7 @@ class Upstream:
                 # Said, because an agent's sitecustomize (twiceshy started inside a run) changes the default.
                 trust_env=False,
                 skip_auto_headers=_AUTO_HEADERS,
-                trace_configs=_watched(),
+                trace_configs=[_watched()],
                 # The defaults cut: 300 s in all. Limits are our own, and named. connect: with the name's resolution.
                 timeout=aiohttp.ClientTimeout(
                     total=None, connect=self._settings.connect_timeout, sock_connect=None, sock_read=None
