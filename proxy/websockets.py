@@ -64,6 +64,8 @@ class WebSockets:
                 if isinstance(answer, Refusal):
                     return answer
                 if answer.status != SWITCHED:
+                    if run is not None:
+                        run.count(target, "passthrough")
                     await self._give(client, answer, answers)
                     return None
             finally:

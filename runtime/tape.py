@@ -18,6 +18,10 @@ from typing import Any
 from runtime.step import Effect, Finality, RunStatus, State
 
 LIVE, REPLAYED, JOINED = "live", "replayed", "joined"
+#: What passes through a sidecar as it comes, and is in no journal.
+UNJOURNALLED = ("tunnel", "WebSocket")
+#: How many hosts of such are named in the summary.
+_HOSTS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,7 @@ class AttemptLine:
     counts: Counts | None = None
     parts: dict[str, str] = field(default_factory=dict)  # step key -> live, replayed, joined
     hints: tuple[str, ...] = ()  # what did not come through, and why
+    unjournalled: dict[str, dict[str, int]] = field(default_factory=dict)  # host -> tunnel, WebSocket -> how many
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +111,14 @@ def read_attempt(n: int, outcome: str | None, exit_code: int | None, tape: bytes
         counts = Counts(**{name: int(told.get(name, 0)) for name in Counts.__dataclass_fields__})
         parts = {str(key): str(part) for key, part in told.get("steps", ())}
         hints = tuple(str(hint) for hint in told.get("hints", ()))
+        unjournalled = {
+            str(host): passed
+            for host, fates in dict(told.get("arrived", ())).items()
+            if (passed := {kind: int(fates[kind]) for kind in UNJOURNALLED if kind in fates})
+        }
     except (ValueError, TypeError):
         return AttemptLine(n, outcome, exit_code)
-    return AttemptLine(n, outcome, exit_code, counts, parts, hints)
+    return AttemptLine(n, outcome, exit_code, counts, parts, hints, unjournalled)
 
 
 # ---- the picture
@@ -252,10 +262,29 @@ def needs_to_know(tape: Tape) -> list[str]:
     for attempt in tape.attempts:
         for hint in attempt.hints:
             told.setdefault(hint, []).append(attempt.n)
-    return [
+    notes = [
         f"note: {hint} (attempt{'' if len(ns) == 1 else 's'} {', '.join(map(str, ns[-6:]))})"
         for hint, ns in told.items()
     ]
+    return notes + _unjournalled(tape)
+
+
+def _unjournalled(tape: Tape) -> list[str]:
+    """What passed through as it came, all attempts together, in a line."""
+    hosts: dict[str, dict[str, int]] = {}
+    for attempt in tape.attempts:
+        for host, passed in attempt.unjournalled.items():
+            counts = hosts.setdefault(host, {})
+            for kind, n in passed.items():
+                counts[kind] = counts.get(kind, 0) + n
+    shown = [
+        # A host is what a client said: nothing that moves a terminal's cursor, and no book.
+        f"{ascii(host)[1:-1][:200]} ({', '.join(_some(n, kind) for kind, n in counts.items())})"
+        for host, counts in list(hosts.items())[:_HOSTS]
+    ]
+    if len(hosts) > _HOSTS:
+        shown.append(f"and {_some(len(hosts) - _HOSTS, 'host')} more")
+    return [f"unjournalled: {', '.join(shown)}"] if shown else []
 
 
 def needs_a_person(tape: Tape) -> list[str]:
@@ -299,6 +328,7 @@ def as_json(tape: Tape) -> dict[str, Any]:
                 "exit_code": attempt.exit_code,
                 **_counts_json(tape.counts_of(attempt)),
                 "hints": list(attempt.hints),
+                "unjournalled": attempt.unjournalled,
                 "steps": {step.key: part for step in tape.steps if (part := tape.part(attempt, step))},
             }
             for attempt in tape.attempts

@@ -144,6 +144,35 @@ def test_the_summary_says_what_did_not_come_through() -> None:
     assert read_attempt(1, None, None, b'{"hints": 7}').hints == ()
 
 
+def test_the_summary_says_what_passed_unjournalled() -> None:
+    first = (
+        b'{"arrived": {"rt.test": {"tunnel": 1, "refused": 3}, "ws.test:8": {"WebSocket": 1}, "a": {"journalled": 9}}}'
+    )
+    second = b'{"arrived": {"rt.test": {"tunnel": 1, "WebSocket": 2}}}'
+    attempts = [
+        read_attempt(1, "died", None, first),
+        read_attempt(2, "done", 0, second),
+        read_attempt(3, None, None, b"{}"),
+    ]
+    tape = Tape("r", RunStatus.DONE, attempts=attempts)
+    assert summary(tape)[1:] == ["unjournalled: rt.test (2 tunnels, 2 WebSockets), ws.test:8 (1 WebSocket)"]
+    assert [each["unjournalled"] for each in as_json(tape)["attempts"]] == [
+        {"rt.test": {"tunnel": 1}, "ws.test:8": {"WebSocket": 1}},
+        {"rt.test": {"tunnel": 1, "WebSocket": 2}},
+        {},
+    ]
+    for broken in (b'{"arrived": 7}', b'{"arrived": {"a": 7}}', b'{"arrived": {"a": {"tunnel": "x"}}}'):
+        assert read_attempt(1, None, None, broken).unjournalled == {}
+
+
+def test_hosts_are_named_by_clients() -> None:
+    told = {"arrived": {f"\x1b[31m{n}" + "x" * 500: {"tunnel": 1} for n in range(30)}}
+    [line] = summary(Tape("r", RunStatus.DONE, attempts=[read_attempt(1, "done", 0, json.dumps(told).encode())]))[1:]
+    assert line.isprintable()
+    assert line.endswith("and 20 hosts more")
+    assert len(line) < 2500
+
+
 def test_a_stopped_run_says_the_exact_command() -> None:
     key = "mail to o'brien"
     lost = step(4, key=key, state=State.AMBIGUOUS, statuses=(), finality=None, evidence="connection reset")
