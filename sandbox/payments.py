@@ -47,7 +47,7 @@ def _fields(form: dict[str, str]) -> dict[str, object]:
 
 
 class Payments(Service):
-    """``POST /payments/v1/{refunds,charges,payouts}``, ``GET`` the list of them or one."""
+    """``POST /payments/v1/{refunds,charges,payouts}``, ``GET`` all of them or one; ``/payments`` may be left out."""
 
     name = "payments"
 
@@ -84,7 +84,7 @@ class Payments(Service):
             del self._in_progress[key]
 
     def act(self, asked: Asked, number: int) -> Answer:
-        kind, _, ident = asked.path.removeprefix("/payments/v1/").partition("/")
+        kind, _, ident = asked.path.removeprefix("/payments").removeprefix("/v1/").partition("/")
         if kind not in _KINDS:
             return _error(404, "invalid_request_error", f"no such thing: {asked.path}")
         path = f"/payments/v1/{kind}"

@@ -24,9 +24,13 @@ from sandbox.service import Service
 from sandbox.shop import Crm, Mail, Orders, Pantry
 from sandbox.wire import Asked, Gone, Line
 
-#: By the first part of the path.
+#: By the first part of the path, or by the first two.
 SERVICES: dict[str, type[Service]] = {
     "payments": Payments,
+    # For SDKs that take a host, and no path before their own.
+    "v1/refunds": Payments,
+    "v1/charges": Payments,
+    "v1/payouts": Payments,
     "orders": Orders,
     "pantry": Pantry,
     "crm": Crm,
@@ -54,16 +58,17 @@ class Server:
         self._log = log
         self.ledger = Ledger(log)
         self.faults = Faults(seed)
-        self._services = {part: service(self.ledger) for part, service in SERVICES.items()}
+        made = {service: service(self.ledger) for service in SERVICES.values()}
+        self._services = {part: made[service] for part, service in SERVICES.items()}
         self._services |= {name: Passed(self.ledger, name, url) for name, url in (passed or {}).items()}
 
     async def serve(self, asked: Asked, line: Line) -> bool:
         """Serve one request; True when the connection may be used again."""
-        part = asked.path.split("/")[1] if "/" in asked.path else ""
+        part, _, rest = asked.path.removeprefix("/").partition("/")
         if part in CONTROL:
             await line.send(_whole(self._control(part, asked)))
             return True
-        service = self._services.get(part)
+        service = self._services.get(f"{part}/{rest.partition('/')[0]}") or self._services.get(part)
         name = service.name if service is not None else "unknown"
         number = self.ledger.request(asked, name)
         before = line.sent

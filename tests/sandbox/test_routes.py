@@ -21,6 +21,8 @@ def rules() -> Rules:
         ("POST", "/orders", Effect.IDEMPOTENT, True, None),
         ("POST", "/payments/v1/refunds", Effect.IDEMPOTENT, True, None),
         ("GET", "/payments/v1/refunds?limit=1", Effect.READ, False, None),
+        ("POST", "/v1/refunds", Effect.IDEMPOTENT, True, None),
+        ("GET", "/v1/refunds/re_0001", Effect.READ, False, None),
         ("POST", "/crm/notes", Effect.IDEMPOTENT, True, None),
         ("POST", "/email/send", Effect.AT_MOST_ONCE, False, None),
         ("POST", "/v1/chat/completions", Effect.REPEATABLE, False, "openai_chat"),

@@ -63,6 +63,13 @@ def test_refunds_can_be_looked_up(ask: Client) -> None:
     assert ask("GET", "/payments/v1/refunds/re_9").status == 404
 
 
+def test_payments_are_at_the_root_too(sandbox: Sandbox, ask: Client) -> None:
+    made = ask("POST", "/v1/refunds", form=REFUND, key="k").json
+    assert ask("POST", "/payments/v1/refunds", form={**REFUND, "charge": "ch_2"}).json["id"] == "re_0002"
+    assert ask("GET", f"/v1/refunds/{made['id']}").json == made
+    assert sandbox.counts() == {"payments": 2}
+
+
 @pytest.mark.parametrize(("path", "service"), [("/orders", "orders"), ("/crm/notes", "crm")])
 def test_tables_have_a_unique_key(sandbox: Sandbox, ask: Client, path: str, service: str) -> None:
     first = ask("POST", path, body={"text": "a"}, key="k")
