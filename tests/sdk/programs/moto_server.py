@@ -1,0 +1,11 @@
+"""moto's server on a free port, which it prints; it ends with its standard input."""
+
+import sys
+
+from moto.server import ThreadedMotoServer
+
+server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+server.start()
+print(server.get_host_and_port()[1], flush=True)
+sys.stdin.read()
+server.stop()
