@@ -98,13 +98,20 @@ class Run:
         """Keep what a person should know of this attempt."""
         _keep(self.hints, words)
 
-    def count(self, target: Target, how: str) -> None:
-        """What arrived for *target*: ``journalled``, ``passthrough``, ``refused``, ``tunnel`` or ``WebSocket``."""
+    def count(self, target: Target, how: str, instead: str | None = None) -> None:
+        """What arrived for *target*: ``journalled``, ``passthrough``, ``refused``, ``tunnel`` or ``WebSocket``.
+
+        *instead*: what it was counted as before.
+        """
         host = target.host if target.port in (80, 443) else f"{target.host}:{target.port}"
         if host not in self.arrived and len(self.arrived) >= HOSTS:
             host = OTHERS
         counts = self.arrived.setdefault(host, {})
         counts[how] = counts.get(how, 0) + 1
+        if instead is not None:
+            counts[instead] -= 1
+            if not counts[instead]:
+                del counts[instead]
 
     def cut_clients(self) -> None:
         for door in list(self.serving):

@@ -118,11 +118,13 @@ class Handler:
             await self._forward(request, client, rule, run.run_id)
             return None
         run.serving[client.door] = None
+        run.count(addressed.target, "journalled")  # before its client has the answer, and may end
         try:
             refusal = await self._journalled.answer(run, request, rule, addressed.named.step, client)
         finally:
             run.serving.pop(client.door, None)
-        run.count(addressed.target, "journalled" if refusal is None else "refused")
+        if refusal is not None:
+            run.count(addressed.target, "refused", "journalled")
         return refusal
 
     def _faulty(self, http: web.BaseRequest, addressed: Addressed, client: Client) -> Refusal | None:

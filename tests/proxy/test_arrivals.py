@@ -1,5 +1,6 @@
 """What the sidecar tells ``twiceshy doctor``: who was led here, and which requests arrived."""
 
+import json
 import ssl
 from collections.abc import Iterator
 
@@ -10,6 +11,7 @@ from tests.conftest import fresh_database
 from tests.stack import Attempt, Stack, stack
 from tests.tunnelled import Secure, trusting
 
+UNREADABLE = {"X-Name": "caf\xe9"}
 ORDER = {"lines": [{"sku": "tea", "n": 1}], "total": 1}
 
 
@@ -52,15 +54,25 @@ def test_requests_are_counted_by_host_and_fate(shared: Stack, run: str) -> None:
     attempt.ask("GET", shared.sandbox.url + "/pantry")
     attempt.ask("POST", shared.sandbox.url + "/any/token", "grant_type=client_credentials",
                 {"Content-Type": "application/x-www-form-urlencoded"})  # fmt: skip
-    attempt.ask("GET", shared.sandbox.url + "/any/ws", headers={"Upgrade": "websocket", "Connection": "Upgrade"})
+    assert attempt.ask("GET", shared.sandbox.url + "/any/x", headers=UNREADABLE).error == "bad-request"
     assert arrived(attempt) == {host: {"journalled": 2, "passthrough": 1, "refused": 1}}
+
+
+def test_what_stops_the_run_is_refused_and_so_is_all_after_it(shared: Stack, run: str) -> None:
+    attempt, step = shared.claim(run), {"Twiceshy-Step": "one"}
+    assert attempt.ask("POST", shared.sandbox.url + "/any/a", "a", step).status == 200
+    assert attempt.ask("POST", shared.sandbox.url + "/any/b", "b", step).error == "diverged"
+    assert attempt.ask("GET", shared.sandbox.url + "/any/c").error == "diverged"
+    [row] = shared.fetch("SELECT tape FROM twiceshy.attempt WHERE run_id = $1", run)
+    host = f"127.0.0.1:{shared.sandbox.port}"
+    assert json.loads(row["tape"])["arrived"] == {host: {"journalled": 1, "refused": 2}}
 
 
 def test_the_hosts_that_are_counted_apart_are_so_many(shared: Stack, run: str) -> None:
     attempt = shared.claim(run)
     attempt.ask("GET", "http://twiceshy.internal/run")
     for n in range(HOSTS + 2):
-        attempt.ask("GET", f"http://h{n}.example/", headers={"Upgrade": "websocket", "Connection": "Upgrade"})
+        attempt.ask("GET", f"http://h{n}.example/", headers=UNREADABLE)
     counted = arrived(attempt)
     assert isinstance(counted, dict)
     assert len(counted) == HOSTS + 1
