@@ -142,19 +142,33 @@ class _CheckedResolver(AbstractResolver):
         await self._inner.close()
 
 
-async def _before_the_first_byte(_: object, context: SimpleNamespace, __: object) -> None:
-    """aiohttp calls this when the connection stands, and then writes head and body without a pause."""
+async def _before_the_first_byte(
+    _: object, context: SimpleNamespace, head: aiohttp.TraceRequestHeadersSentParams
+) -> None:
+    """aiohttp calls this when the connection stands, before it writes."""
     reach("before-first-byte")
     last_word: Callable[[], None] | None = context.trace_request_ctx
     if last_word is not None:
         last_word()
+    if armed("request-written") and head.headers.get("Content-Length", "0") == "0":
+        _soon()
+
+
+async def _before_the_body(*_: object) -> None:
+    """And this before it writes the body, with the head."""
     if armed("request-written"):
-        asyncio.get_running_loop().call_soon(reach, "request-written")
+        _soon()
+
+
+def _soon() -> None:
+    # What is told here is written without a pause.
+    asyncio.get_running_loop().call_soon(reach, "request-written")
 
 
 def _watched() -> aiohttp.TraceConfig:
     watched = aiohttp.TraceConfig()
     watched.on_request_headers_sent.append(_before_the_first_byte)
+    watched.on_request_chunk_sent.append(_before_the_body)
     return watched
 
 

@@ -92,6 +92,12 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     assert not left, f"keeper {left} of {folder} did not end"
 
 
+@pytest.fixture
+def run(request: pytest.FixtureRequest) -> str:
+    """A run id that only this test uses."""
+    return "".join(each if each.isalnum() else "-" for each in request.node.name)
+
+
 @pytest.fixture(scope="session")
 def python_of_nobody() -> str:
     """A Python that another user may run, and that can read our packages (root's may stand below /root)."""

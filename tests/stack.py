@@ -62,11 +62,12 @@ class Reply:
 
 
 class SidecarProcess:
-    """``python -m proxy.sidecar`` on *dsn*."""
+    """``python -m proxy.sidecar`` on *dsn*, or another *module* that runs one."""
 
     def __init__(
-        self, dsn: str, folder: Path, port: int = 0, path: Path = PROJECT, python: str = sys.executable, **settings: Any
-    ) -> None:
+        self, dsn: str, folder: Path, port: int = 0, path: Path = PROJECT, python: str = sys.executable,
+        module: str = "proxy.sidecar", **settings: Any,
+    ) -> None:  # fmt: skip
         self.folder = folder
         environment = {
             name: value
@@ -81,7 +82,7 @@ class SidecarProcess:
         self.log = folder / "sidecar.log"
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [python, "-m", "proxy.sidecar", "--folder", str(folder), "--port", str(port)],
+                [python, "-m", module, "--folder", str(folder), "--port", str(port)],
                 stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL, env=environment, cwd=path,
             )  # fmt: skip
         assert self.process.stdout is not None
@@ -263,8 +264,8 @@ class Stack:
             try:
                 await runs.create(connection, run)
                 claim = await runs.claim(
-                    connection, run, kind=kind, host=socket.gethostname(), folder=str(self.folder), lease=30.0,
-                    proved_dead=proved_dead,
+                    connection, run, kind=kind, host=socket.gethostname(), folder=str(self.folder),
+                    lease=float(self.settings.get("lease", 30.0)), proved_dead=proved_dead,
                 )  # fmt: skip
                 return claim.token
             finally:

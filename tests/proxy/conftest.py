@@ -37,9 +37,3 @@ def shared(module_stack: Stack) -> Iterator[Stack]:
     module_stack.sandbox.clear()
     if module_stack.sidecar.process.poll() is not None:
         module_stack.restart()
-
-
-@pytest.fixture
-def run(request: pytest.FixtureRequest) -> str:
-    """A run id that only this test uses."""
-    return "".join(each if each.isalnum() else "-" for each in request.node.name)
