@@ -40,7 +40,7 @@ def flags(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def parser() -> argparse.ArgumentParser:
     """All verbs and their arguments."""
-    from proxy import cli_ca, cli_run, cli_runs, cli_shell
+    from proxy import cli_ca, cli_doctor, cli_run, cli_runs, cli_shell
 
     top = argparse.ArgumentParser(
         prog="twiceshy", description="Agents that never do it twice.", allow_abbrev=False,
@@ -62,6 +62,17 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--input", metavar="JSON", help="input of a new run, JSON; @FILE reads it from a file")
     run.add_argument("-q", "--quiet", action="store_true", help="say nothing unless something happened")
     run.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+    text = "run a command once and say what of it goes past the sidecar, with the remedy; it does what it does"
+    doctor = verb("doctor", cli_doctor.doctor, text, settings=True)
+    doctor.usage = "twiceshy doctor [options] -- COMMAND…"
+    doctor.add_argument("--allow", action="append", default=[], metavar="ADDRESS",
+                        help="HOST, HOST:PORT, :PORT or NETWORK that may be reached past the sidecar")  # fmt: skip
+    doctor.add_argument("--seconds", type=float, metavar="N", help="end the command after so long (default: never)")
+    doctor.add_argument("--no-strace", action="store_true", help="watch by looking at /proc alone")
+    doctor.add_argument("--json", action="store_true", help="as JSON, for programs; the command's output goes to "
+                        "standard error")  # fmt: skip
+    doctor.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
     up = verb("up", cli_run.up, "be the sidecar (and the embedded database) in the foreground", settings=True)
     up.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
@@ -103,16 +114,18 @@ def parser() -> argparse.ArgumentParser:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """*argv* as arguments. What comes after the first ``--`` of ``run`` is the agent's command, untouched."""
+    """*argv* as arguments. What comes after the first ``--`` of ``run``, ``doctor`` is the agent's, untouched."""
     words = list(argv)
     command: list[str] | None = None
-    if words[:1] == ["run"] and "--" in words:
+    if words[:1] in (["run"], ["doctor"]) and "--" in words:
         at = words.index("--")
         words, command = words[:at], words[at + 1 :]
     arguments = parser().parse_args(words)
     if command is not None:
         if arguments.command:
-            raise UsageError(f"{arguments.command[0]!r} stands before the --: twiceshy run [--run ID] -- COMMAND…")
+            raise UsageError(
+                f"{arguments.command[0]!r} stands before the --: twiceshy {words[0]} [options] -- COMMAND…"
+            )
         arguments.command = command
     for name in ("run", "step", "agent"):
         given = getattr(arguments, name, None)

@@ -84,7 +84,9 @@ def config_file(start: Path | None = None) -> Path | None:
 
 
 #: TWICESHY_* names that are not settings: they place and identify.
-NOT_SETTINGS = frozenset({"TWICESHY_CONFIG", "TWICESHY_HOME", "TWICESHY_RUN", "TWICESHY_TOKEN", "TWICESHY_CA_FILE"})
+NOT_SETTINGS = frozenset(
+    {"TWICESHY_CONFIG", "TWICESHY_HOME", "TWICESHY_RUN", "TWICESHY_TOKEN", "TWICESHY_CA_FILE", "TWICESHY_DOCTOR"}
+)
 
 
 def load(flags: dict[str, Any] | None = None, start: Path | None = None) -> Settings:

@@ -7,11 +7,11 @@ when ``Attempt.run`` returns.
 import asyncio
 import contextlib
 import os
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from runtime import runs
 from runtime.errors import UsageError
@@ -48,12 +48,26 @@ class Ended:
     words: str = ""
 
 
+class Watch(Protocol):
+    """Somebody who follows an agent's processes."""
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """What the agent is given besides."""
+
+    def command(self, command: Sequence[str]) -> Sequence[str]:
+        """What is started in the place of *command*, and becomes it in the same process."""
+
+    def begin(self, group: int) -> None:
+        """The processes of *group*, and whatever comes from them, are about to start."""
+
+
 class Attempt:
     """One attempt of a claimed run."""
 
     def __init__(
         self, settings: Settings, claim: runs.Claim, command: Sequence[str], keeping: Keeping, patient: Patient,
-        signals: Signals, kit: Kit | None = None,
+        signals: Signals, kit: Kit | None = None, watch: Watch | None = None,
     ) -> None:  # fmt: skip
         self.settings = settings
         self.claim = claim
@@ -62,6 +76,7 @@ class Attempt:
         self.patient = patient
         self.signals = signals
         self.kit = kit
+        self.watch = watch
         self.token_hash = runs.hash_token(claim.token)
         self.proxy = keeping.proxy
         self.sidecar = keeping.sidecar
@@ -69,9 +84,13 @@ class Attempt:
     async def run(self) -> Ended:
         """Start the agent and see it through. Raises UsageError when it cannot be started."""
         env = environment(os.environ, run=self.claim.run_id, token=self.claim.token, proxy=self.proxy, kit=self.kit)
+        command = self.command
+        if self.watch is not None:
+            env |= self.watch.environment
+            command = self.watch.command(command)
         agent = await Agent.start(
-            self.command, env, ignored=self.signals.ignored, before=self.signals.terminal.offer,
-            on_signal=self.signals.of_group, on_stop=self.signals.of_stop,
+            command, env, ignored=self.signals.ignored, before=self._begin, on_signal=self.signals.of_group,
+            on_stop=self.signals.of_stop,
         )  # fmt: skip
         self.signals.agent = agent
         try:
@@ -84,6 +103,12 @@ class Attempt:
         finally:
             await agent.end(0)
             self.signals.terminal.take(reset=agent.exit.result().code < 0)
+
+    def _begin(self, group: int) -> None:
+        """The agent's group is there, its first instruction is not."""
+        if self.watch is not None:
+            self.watch.begin(group)
+        self.signals.terminal.offer(group)
 
     async def _first(self, *ways: Coroutine[Any, Any, Ended]) -> Ended:
         """The first of *ways* that comes to an end; of several at once the first named."""
@@ -170,12 +195,12 @@ class Attempt:
         return Ended(Why.EXITED, ended)
 
 
-def check(command: Sequence[str]) -> None:
+def check(command: Sequence[str], verb: str = "run") -> None:
     """Raise UsageError if *command* can certainly not be started: before a run is made for it."""
     import shutil
 
     if not command:
-        raise UsageError("no command: twiceshy run [--run ID] -- COMMAND…")
+        raise UsageError(f"no command: twiceshy {verb} [options] -- COMMAND…")
     if shutil.which(command[0]) is None:
         with contextlib.suppress(OSError):
             if Path(command[0]).is_file():

@@ -87,7 +87,7 @@ async def _run(
     settings: Settings, order: Order, keeping: Keeping, signals: Signals, voice: Voice, patient: Patient
 ) -> int:
     run_id = await patient.ask(runs.create, order.run, agent=order.agent, input=order.input)
-    lock = _lock(keeping.folder, run_id)
+    lock = hold(keeping.folder, run_id)
     try:
         code = await Launcher(settings, order, run_id, keeping, signals, voice, patient).run()
         if code in (Code.DONE, Code.FAILED, Code.CANCELLED):
@@ -98,7 +98,8 @@ async def _run(
         lock.release()
 
 
-def _lock(folder: Path, run_id: str) -> Lock:
+def hold(folder: Path, run_id: str) -> Lock:
+    """The lock of the run's launcher. Raises Held."""
     make_folder(folder / "runs")
     lock = Lock(folder / "runs" / f"{run_id}.lock")
     if not lock.take():

@@ -6,7 +6,33 @@
 //   Not reached: agents with a createConnection of their own, net and tls, http2.
 // * fetch: gets a dispatcher that opens its connections so. One that a program sets itself is left alone.
 // Node 22.21 and 24.5 do all this by themselves (NODE_USE_ENV_PROXY=1).
+// Under `twiceshy doctor` (TWICESHY_DOCTOR) it is written down which code connects to where.
 'use strict';
+
+if (process.env.TWICESHY_DOCTOR) {
+  const { isIP, Socket } = require('net');
+  const { connect } = Socket.prototype;
+  Socket.prototype.connect = function (...given) {
+    const first = Array.isArray(given[0]) ? given[0][0] : given[0];
+    const options = typeof first === 'object' && first ? first : { port: first, host: given[1] };
+    if (!options.path && Number(options.port)) {
+      const name = typeof options.host === 'string' ? options.host : 'localhost';
+      const { stackTraceLimit } = Error;
+      Error.stackTraceLimit = 60;
+      const { stack } = new Error();
+      Error.stackTraceLimit = stackTraceLimit;
+      const found = [...stack.matchAll(/[( ]((?:node:|file:|\/)[^()\n]*):(\d+):\d+\)?$/gm)].slice(1);
+      const frames = found.map(([, file, line]) => [file.replace(/^file:\/\//, ''), Number(line)]);
+      const told = (host) => {
+        const line = { pid: process.pid, host, port: Number(options.port), name, frames };
+        require('fs').appendFileSync(process.env.TWICESHY_DOCTOR, JSON.stringify(line) + '\n');
+      };
+      if (isIP(name)) told(name);
+      else this.on('lookup', (error, host) => error || told(host));
+    }
+    return connect.apply(this, given);
+  };
+}
 
 const proxy = process.env.HTTPS_PROXY || process.env.HTTP_PROXY;
 const [major, minor] = process.versions.node.split('.').map(Number);

@@ -3,9 +3,10 @@
 * Every client's SSL context also trusts the sidecar's CA, in libraries too that bring a bundle of their own.
 * aiohttp sessions read the proxy variables unless told otherwise: one that does not goes past the journal in silence.
 * A ``sitecustomize`` that was there before is run as well.
+* Under ``twiceshy doctor`` (``TWICESHY_DOCTOR``) it is written down which code connects to where.
 
 Both modules are changed when, and if, the program imports them: neither is free, and some programs (gevent) care
-who imports ssl first. Without ``TWICESHY_CA_FILE`` in the environment only the last is done. Not reached: ``python
+who imports ssl first. Without ``TWICESHY_CA_FILE`` in the environment the first two are not done. Not reached: ``python
 -I`` and ``-E`` (the variables that lead here are ignored), ``-S``, and what verifies by other means than ``ssl``.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code=method-assign
@@ -80,6 +81,41 @@ class _Changes:
         return spec
 
 
+def _write_down(path):
+    """Append a line of JSON to the file *path* for each connection: what is asked for, by which frames."""
+    names = {}  # port -> the name that was last looked up for it
+
+    def told(event, args):
+        if event == "socket.getaddrinfo":
+            names[args[1]] = args[0]
+        elif event == "socket.connect" and isinstance(args[1], tuple):
+            if args[0].type != sys.modules["_socket"].SOCK_STREAM:
+                return  # nothing is sent by this
+            import json
+
+            frames, frame = [], sys._getframe(2)  # type: ignore[var-annotated]
+            while frame is not None and len(frames) < 60:
+                frames.append([frame.f_code.co_filename, frame.f_lineno])
+                frame = frame.f_back  # type: ignore[assignment]
+            host, port = args[1][:2]
+            name = names.get(port, names.get(str(port)))
+            line = {"pid": os.getpid(), "host": host, "port": port, "name": name, "frames": frames}
+            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            try:
+                os.write(fd, json.dumps(line).encode() + b"\n")
+            finally:
+                os.close(fd)
+
+    def hook(event, args):
+        if event.startswith("socket."):
+            try:
+                told(event, args)
+            except Exception:  # noqa: S110 - what a hook raises would be raised at the program
+                pass
+
+    sys.addaudithook(hook)
+
+
 def _run_the_other():
     """A virtual environment or the distribution may have a sitecustomize of its own: it is hidden by this one."""
     here = os.path.dirname(os.path.abspath(__file__))
@@ -96,4 +132,6 @@ def _run_the_other():
 
 if os.path.isfile(os.environ.get("TWICESHY_CA_FILE") or ""):
     sys.meta_path.insert(0, _Changes())
+if os.environ.get("TWICESHY_DOCTOR"):
+    _write_down(os.environ["TWICESHY_DOCTOR"])
 _run_the_other()
