@@ -205,20 +205,24 @@ def _under(names: list[str], steps: Steps) -> bool:
 class Predicate:
     """Holds for a body that has a value at ``steps`` which is given (not null, false or empty), or, with
     ``one_of`` / ``none_of``, a value that is (not) among them, or, with ``names``, an object that has a field of
-    another name. ``*`` in a text stands for any characters."""
+    another name, or, with ``absent``, nothing there. ``*`` in a text stands for any characters."""
 
     steps: Steps
     one_of: tuple[str | bool | float, ...] | None = None
     none_of: tuple[str | bool | float, ...] | None = None
     names: tuple[str, ...] | None = None
+    absent: bool = False
     #: What a body must contain for this to hold, unless it is written with escapes; None: cannot be said.
     mark: bytes | None = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         names = [step for step in self.steps if isinstance(step, str)]
-        object.__setattr__(self, "mark", names[-1].encode() if names and names[-1].isascii() else None)
+        marked = names and names[-1].isascii() and not self.absent
+        object.__setattr__(self, "mark", names[-1].encode() if marked else None)
 
     def holds(self, body: Body) -> bool:
+        if self.absent:
+            return not isinstance(body, Raw) and not any(True for _ in values(body, self.steps))
         return any(self._fits(value) for value in values(body, self.steps))
 
     def _fits(self, value: Any) -> bool:

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 from proxy import fields
 from proxy.body import Body, is_json, media_type, read
 from proxy.message import Request
-from proxy.routes import Dialect, HeadersTable, Route, SdkKey, host_pattern, path_pattern, read_route
+from proxy.routes import Dialect, HeadersTable, Protocol, Route, SdkKey, host_pattern, path_pattern, read_route
 from runtime.step import Effect
 
 #: How long the same bytes may be sent again where the upstream's memory of a key is not known (DESIGN §3.4).
@@ -67,6 +67,7 @@ class Rule:
     key: KeyPlace | None = None
     ignore: tuple[str, ...] = ()
     dialect: Dialect | None = None
+    protocol: Protocol | None = None
     stores_errors: bool = False
     in_flight: frozenset[int] = frozenset()
     not_processed: frozenset[int] = frozenset()
@@ -76,6 +77,11 @@ class Rule:
     kind: str = ""
     denied: bool = False  # nothing is sent
     headers: HeaderNames = field(default=NO_NAMES, repr=False)
+
+    @property
+    def ending(self) -> str | None:
+        """By what name ``proxy.streams`` knows how a stream of these answers ends; None: by its framing alone."""
+        return self.dialect or self.protocol
 
     def retention(self, method: str) -> float:
         """How long after the first sending the same bytes may be sent again, in seconds (DESIGN §3.4)."""
@@ -132,12 +138,23 @@ class Rules:
         body = _Asked(request)
         for route in self._for(request.host, request.port):
             if route.covers(method, path, body):
-                return route.rule_for(body)
+                return self._speaking(route.rule_for(body), request, method, path, body)
         if method in READ_METHODS:
             return self._read
         if method in {"PUT", "DELETE"}:
             return self._idempotent
         return self._keyed if method in {"POST", "PATCH"} else self._other
+
+    def _speaking(self, rule: Rule, request: Request, method: str, path: str, body: _Asked) -> Rule:
+        """*rule*, told of the protocol that *request* speaks: a rule about a tool need not know of ids and sessions."""
+        if rule.ending is not None or rule.effect is Effect.PASSTHROUGH:
+            return rule
+        for route in self._for(request.host, request.port):
+            if route.protocol is not None and route.covers(method, path, body):
+                known = route.rule_for(body)
+                ignore, unprocessed = (*rule.ignore, *known.ignore), rule.not_processed | known.not_processed
+                return replace(rule, protocol=known.protocol, ignore=ignore, not_processed=unprocessed)
+        return rule
 
     def is_blind(self, host: str, port: int) -> bool:
         """Whether a tunnel to *host* is passed through without being opened: the first rule for it says so."""
@@ -190,7 +207,7 @@ def plain_path(path: str) -> str:
 
 
 class _Asked:
-    """A request's body as predicates ask it: read when the first one needs it, and once."""
+    """A request as predicates ask it: its body is read when the first one needs it, and once."""
 
     __slots__ = ("_body", "_escaped", "_request")
 
@@ -198,6 +215,12 @@ class _Asked:
         self._request = request
         self._body: Body | None = None
         self._escaped: bool | None = None
+
+    def has_header(self, name: bytes) -> bool:
+        """*name*: in lower case; may end in ``*``."""
+        if not name.endswith(b"*"):
+            return self._request.header(name.decode("ascii")) is not None
+        return any(each.lower().startswith(name[:-1]) for each, _ in self._request.headers)
 
     def body(self) -> Body:
         if self._body is None:
@@ -232,9 +255,11 @@ class _Compiled:
         self._hosts = [host_pattern(text) for text in route.host]
         self._methods = None if route.methods is None else frozenset(route.methods)
         self._paths = [path_pattern(text) for text in route.path]
+        self._headers = [name.lower().encode("ascii") for name in route.match_headers]
         self._asks = [predicate.compiled() for predicate in route.match_body]
         self._excepts = [predicate.compiled() for predicate in route.repeatable_except]
         self.blind = route.effect == "tunnel"
+        self.protocol = route.protocol
         # What of such a host can be seen after all (plain http, the gateway address) is passed on like the rest of it.
         unjournalled = self.blind or route.effect == "deny"
         self._rule = Rule(
@@ -244,6 +269,7 @@ class _Compiled:
             key=None if route.key is None else KeyPlace(route.key.name, route.key.retention, route.key.sdk),
             ignore=tuple(route.ignore),
             dialect=route.dialect,
+            protocol=route.protocol,
             stores_errors=route.stores_errors,
             in_flight=frozenset(route.in_flight),
             not_processed=frozenset(route.not_processed),
@@ -260,6 +286,7 @@ class _Compiled:
         return (
             (self._methods is None or method in self._methods)
             and any(pattern.fullmatch(path) for pattern in self._paths)
+            and all(map(body.has_header, self._headers))
             and all(body.holds(predicate) for predicate in self._asks)
         )
 

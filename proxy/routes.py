@@ -16,6 +16,7 @@ from proxy import fields
 from runtime.errors import UsageError
 
 Dialect = Literal["openai_chat", "openai_responses", "anthropic", "gemini"]
+Protocol = Literal["mcp"]
 SdkKey = Literal["none", "caller", "random_per_call", "random_per_attempt"]
 Kind = Literal["", "money", "message", "record", "infra", "llm"]
 EffectName = Literal["read", "repeatable", "idempotent", "at_most_once", "passthrough", "tunnel", "deny"]
@@ -52,13 +53,14 @@ class KeyTable(_Table):
 
 
 class PredicateTable(_Table):
-    """``{path, in, not_in, names_not_in}``: what a body must hold (``match_body``) or must not hold
+    """``{path, in, not_in, names_not_in, absent}``: what a body must hold (``match_body``) or must not hold
     (``repeatable_except``)."""
 
     path: str
     one_of: list[str | bool | int | float] | None = Field(None, alias="in")
     none_of: list[str | bool | int | float] | None = Field(None, alias="not_in")
     names: list[str] | None = Field(None, alias="names_not_in")
+    absent: bool = False
 
     @field_validator("path")
     @classmethod
@@ -68,8 +70,8 @@ class PredicateTable(_Table):
 
     @model_validator(mode="after")
     def _is_one_question(self) -> PredicateTable:
-        if sum(each is not None for each in (self.one_of, self.none_of, self.names)) > 1:
-            raise ValueError("'in', 'not_in' and 'names_not_in' exclude each other")
+        if sum(each is not None for each in (self.one_of, self.none_of, self.names, self.absent or None)) > 1:
+            raise ValueError("'in', 'not_in', 'names_not_in' and 'absent' exclude each other")
         return self
 
     def compiled(self) -> fields.Predicate:
@@ -79,6 +81,7 @@ class PredicateTable(_Table):
             None if self.one_of is None else tuple(self.one_of),
             None if self.none_of is None else tuple(self.none_of),
             None if self.names is None else tuple(self.names),
+            self.absent,
         )
 
 
@@ -89,6 +92,7 @@ class Route(_Table):
     host: list[str]
     methods: list[str] | None = None
     path: list[str] = ["**"]
+    match_headers: list[str] = []
     match_body: list[PredicateTable] = []
     effect: EffectName
     repeatable_except: list[PredicateTable] = []
@@ -96,6 +100,7 @@ class Route(_Table):
     key: KeyTable | None = None
     ignore: list[str] = []
     dialect: Dialect | None = None
+    protocol: Protocol | None = None
     stores_errors: bool = False
     in_flight: list[int] = []
     not_processed: list[int] = []
@@ -136,6 +141,14 @@ class Route(_Table):
                 raise ValueError(f"{text!r} is no method: write {text.upper()!r}")
         return value
 
+    @field_validator("match_headers")
+    @classmethod
+    def _are_names(cls, value: list[str]) -> list[str]:
+        for text in value:
+            if not _TOKEN.fullmatch(text) or "*" in text.removesuffix("*") or text == "*":
+                raise ValueError(f"{text!r} is no header's name: write mcp-session-id, or mcp-* for all that begin so")
+        return value
+
     @field_validator("ignore")
     @classmethod
     def _are_fields(cls, value: list[str]) -> list[str]:
@@ -159,6 +172,8 @@ class Route(_Table):
             )
         if self.key is not None and self.effect not in {"idempotent", "at_most_once"}:
             raise ValueError(f"a key is of no use to effect = {self.effect!r}: write 'idempotent'")
+        if self.protocol is not None and self.dialect is not None:
+            raise ValueError("'protocol' and 'dialect' exclude each other")
         if self.repeatable_except and self.effect != "repeatable":
             raise ValueError(f"'repeatable_except' is of no use to effect = {self.effect!r}")
         return self
