@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from uuid import UUID, uuid4
 
-from proxy import streams, wire
+from proxy import dialects, streams, wire
 from proxy.message import Headers
 from proxy.refusals import Refusal
 from proxy.spool import Spool
@@ -50,6 +50,7 @@ class Incoming:
         self.spool = Spool(settings.memory_body)
         self.released = 0
         self.whole = False  # it is here whole, its record may be pending
+        self.failed = False  # whole as it is, it tells of an error in place of what was asked for
         self._journal = journal
         self._run_id = run_id
         self._body_id: UUID | None = None
@@ -88,6 +89,7 @@ class Incoming:
             raise Cut(f"{self.spool.size} of {length} bytes came")
         if hold.strict and not hold.close():
             raise Cut("the stream ended without its end marker")
+        self.failed = hold.failed
         self.whole = True
 
     def say(self, refusal: Refusal) -> None:
@@ -114,7 +116,7 @@ class Incoming:
         tokens = 0
         if dialect is not None and body is not None and not own:
             kind, coding = self.head.header(b"content-type"), self.head.header(b"content-encoding")
-            tokens = streams.usage(dialect, kind or b"", body, coding)
+            tokens = dialects.usage(dialect, kind or b"", body, coding)
         return AnswerFacts(
             self.head.status, self.head.reason, self.head.headers, body, self._body_id, self.spool.size, whole,
             finality, own, tokens,

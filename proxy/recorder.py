@@ -285,7 +285,8 @@ class Exchange:
         rule = self.rule
         settles = finality(
             self.effect,
-            self.answer.head.status,
+            # Had the error come before the stream, it would have had a status of its own.
+            500 if self.answer.failed else self.answer.head.status,
             stores_errors=rule.stores_errors,
             in_flight=rule.in_flight,
             not_processed=rule.not_processed,

@@ -10,118 +10,16 @@ event that is not whole yet is looked at, and of a very long one just its beginn
 
 from __future__ import annotations
 
-import json
-import re
 import zlib
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from proxy.body import media_type, undo
+from proxy.body import media_type
+from proxy.dialects import BLANK, DIALECTS, LINE_END, Progress, parse_event
 
 #: An event longer than this is not kept: whether it is the terminal one is judged as it passes by.
 EVENT_MAX = 256 << 10
-#: No count of tokens is larger: the journal has 63 bits for it.
-USAGE_MAX = (1 << 63) - 1
-
-# Atomic groups: a CRLF is one line end, never two.
-_LINE_END = re.compile(rb"(?>\r\n|\n|\r)")
-_BLANK = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
 _LINE_ENDS = b"\r\n"
-_BOM = b"\xef\xbb\xbf"
-
-
-def parse_event(event: bytes) -> tuple[bytes, bytes]:
-    """Name and data of an event without its blank line, as the specification of server-sent events says."""
-    name = b""
-    data: list[bytes] = []
-    for line in _LINE_END.split(event.removeprefix(_BOM)):
-        field, _, value = line.partition(b":")
-        value = value.removeprefix(b" ")
-        if field == b"event":
-            name = value
-        elif field == b"data":
-            data.append(value)
-    return name, b"\n".join(data)
-
-
-# ---- dialects
-
-
-@dataclass(slots=True)
-class _Progress:
-    """What a stream has said so far: Gemini's candidates end one by one."""
-
-    candidates: set[str]
-    finished: set[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """How a stream of this kind ends, and where it counts tokens."""
-
-    mark: re.Pattern[bytes]  # what a terminal event contains, whatever else it does
-    terminal: Callable[[bytes, bytes, _Progress], bool]  # of name and data of an event that contains it
-    named: frozenset[bytes] = frozenset()  # names of terminal events, where events have names
-    short: bool = False  # a terminal event is never longer than EVENT_MAX
-
-
-def _chat_ends(name: bytes, data: bytes, progress: _Progress) -> bool:  # noqa: ARG001
-    return data.strip() == b"[DONE]"
-
-
-def _typed(names: frozenset[bytes]) -> Callable[[bytes, bytes, _Progress], bool]:
-    texts = frozenset(name.decode() for name in names)
-
-    def ends(name: bytes, data: bytes, progress: _Progress) -> bool:  # noqa: ARG001
-        # Cut data is no end, whatever the name says: the SDK would fail on it.
-        message = _loads(data)
-        if not isinstance(message, dict):
-            return False
-        return name in names or message.get("type") in texts
-
-    return ends
-
-
-def _gemini_ends(name: bytes, data: bytes, progress: _Progress) -> bool:  # noqa: ARG001
-    message = _loads(data)
-    if not isinstance(message, dict):
-        return False
-    feedback = message.get("promptFeedback")
-    if isinstance(feedback, dict) and feedback.get("blockReason"):
-        return True  # a refused prompt has no candidates, and so no finishReason
-    candidates = message.get("candidates")
-    for candidate in candidates if isinstance(candidates, list) else ():
-        if isinstance(candidate, dict):
-            index = str(candidate.get("index", 0))
-            progress.candidates.add(index)
-            if candidate.get("finishReason"):
-                progress.finished.add(index)
-    return bool(progress.finished) and progress.finished >= progress.candidates
-
-
-_RESPONSES = frozenset({b"response.completed", b"response.failed", b"response.incomplete"})
-_ANTHROPIC = frozenset({b"message_stop"})
-
-DIALECTS: dict[str, Dialect] = {
-    "openai_chat": Dialect(re.compile(rb"\[DONE\]"), _chat_ends, short=True),
-    "openai_responses": Dialect(
-        re.compile(rb"response\.(?:completed|failed|incomplete)"), _typed(_RESPONSES), _RESPONSES
-    ),
-    "anthropic": Dialect(re.compile(rb"message_stop"), _typed(_ANTHROPIC), _ANTHROPIC),
-    # Every event is looked into: it takes all candidates to know which of them is the last to finish.
-    "gemini": Dialect(re.compile(rb'"(?:finishReason|blockReason|candidates)"'), _gemini_ends),
-}
-#: For events too long to be kept: the type, or a reason, anywhere in them. Inside a text the quotes have backslashes.
-_LONG_ENDS: dict[str, re.Pattern[bytes]] = {
-    "openai_responses": re.compile(rb'"type"\s{0,8}:\s{0,8}"response\.(?:completed|failed|incomplete)"'),
-    "anthropic": re.compile(rb'"type"\s{0,8}:\s{0,8}"message_stop"'),
-    "gemini": re.compile(rb'"finishReason"\s{0,8}:\s{0,8}"[A-Z]'),
-}
 _LONG_OVERLAP = 80
-
-
-# ---- holding back
 
 
 class Hold:
@@ -157,10 +55,16 @@ class Hold:
         return passed
 
     def close(self) -> bool:
-        """The body has ended; says ``ended``, with a last event counted that lacks only its blank line."""
+        """The body has ended; says ``ended``, with a last event counted that lacks only its blank line, or one that
+        the dialect can do without."""
         if self._events is not None:
             self.ended = self._events.close()
         return self.ended
+
+    @property
+    def failed(self) -> bool:
+        """The stream has told of an error, with which it may have ended well all the same."""
+        return self._events is not None and self._events.failed
 
 
 class _Events:
@@ -170,8 +74,7 @@ class _Events:
         self.ended = False
         self.passed = 0
         self._dialect = DIALECTS[dialect]
-        self._long_ends = _LONG_ENDS.get(dialect)
-        self._progress = _Progress(set(), set())
+        self._progress = Progress()
         self._fed = 0
         self._event = bytearray()  # the event that is not whole yet, from its first line on
         self._searched = 0  # no blank line begins before this place in it
@@ -191,7 +94,7 @@ class _Events:
         start = 0
         while True:
             start = self._skip(start)
-            blank = _BLANK.search(event, max(start, self._searched))
+            blank = BLANK.search(event, max(start, self._searched))
             if blank is None:
                 break
             if self._ends(bytes(event[start : blank.start()])):
@@ -211,7 +114,13 @@ class _Events:
     def close(self) -> bool:
         if not self.ended and self._event and self._long is None:
             self.ended = self._ends(bytes(self._event))
+        elif self._dialect.unmarked and self._long is None:
+            self.ended |= self._progress.all_finished
         return self.ended
+
+    @property
+    def failed(self) -> bool:
+        return self._progress.failed
 
     def _skip(self, start: int) -> int:
         """Past line ends and comments before an event's first field: they are no event, and pass."""
@@ -220,7 +129,7 @@ class _Events:
             if event[start] in _LINE_ENDS:
                 start += 1
             elif event[start] == 0x3A:  # a colon begins a comment
-                line_end = _LINE_END.search(event, start)
+                line_end = LINE_END.search(event, start)
                 if line_end is None:
                     break
                 start = line_end.end()
@@ -252,7 +161,7 @@ class _Events:
         """Take *chunk* as part of a long event; what follows the event, or None if it goes on (or ended all)."""
         assert self._long is not None
         tail = self._long.tail[-3:]
-        blank = _BLANK.search(tail + chunk)
+        blank = BLANK.search(tail + chunk)
         end = len(chunk) if blank is None else blank.end() - len(tail)
         self._look(chunk[:end], self._fed - len(chunk) + end)
         if blank is None:
@@ -266,7 +175,7 @@ class _Events:
     def _look(self, piece: bytes, fed: int) -> None:
         assert self._long is not None
         looked = self._long.tail + piece
-        if not self._long.decided and self._long_ends is not None and self._long_ends.search(looked):
+        if not self._long.decided and (ends := self._dialect.long_ends) is not None and ends.search(looked):
             self._long.ends = self._long.decided = True
         self._long.tail = looked[-_LONG_OVERLAP:]
         if self._long.decided and not self._long.ends:
@@ -322,69 +231,3 @@ class _Inflated:
         data, self._head = self._head, None
         self._inflater = zlib.decompressobj(-zlib.MAX_WBITS)
         return self._inflate(data)
-
-
-# ---- counting tokens
-
-
-def usage(dialect: str | None, content_type: bytes, body: bytes, encoding: bytes | None = None) -> int:
-    """The provider's count of tokens in all, 0 if unknown. Never raises."""
-    if dialect not in DIALECTS:
-        return 0
-    try:
-        coding = (encoding or b"").strip().lower()
-        text = body if coding in {b"", b"identity"} else undo(coding, body)
-        counts: dict[str, int] = {}
-        for message in _messages(content_type, text or b""):
-            _note(dialect, message, counts)
-        if "total" in counts:
-            return min(counts["total"], USAGE_MAX)
-        return min(sum(counts.values()), USAGE_MAX)
-    except (ValueError, RecursionError, MemoryError):
-        return 0
-
-
-def _messages(content_type: bytes, body: bytes) -> Iterator[dict[str, Any]]:
-    """The JSON objects of an answer that may speak of usage: itself, or its events' data."""
-    if media_type(content_type)[0] == b"text/event-stream":
-        texts = [parse_event(event)[1] for event in _BLANK.split(body) if b'"usage' in event]
-    else:
-        texts = [body] if b'"usage' in body else []
-    for text in texts:
-        found = _loads(text)
-        for message in found if isinstance(found, list) else [found]:
-            if isinstance(message, dict):
-                yield message
-
-
-#: Where the sum stands, and of what it is made where there is none. A later count replaces an earlier one.
-_TOTALS = ("total_tokens", "totalTokenCount")
-_PARTS = (
-    ("input_tokens", "prompt_tokens"),
-    ("output_tokens", "completion_tokens"),
-    ("cache_creation_input_tokens",),
-    ("cache_read_input_tokens",),
-)
-
-
-def _note(dialect: str, message: dict[str, Any], counts: dict[str, int]) -> None:
-    for holder in (message, message.get("response"), message.get("message")):
-        if not isinstance(holder, dict):
-            continue
-        said = holder.get("usageMetadata" if dialect == "gemini" else "usage")
-        if not isinstance(said, dict):
-            continue
-        for name in _TOTALS:
-            if type(said.get(name)) is int:
-                counts["total"] = max(0, said[name])
-        for names in _PARTS:
-            for name in names:
-                if type(said.get(name)) is int:
-                    counts[names[0]] = max(0, said[name])
-
-
-def _loads(data: bytes) -> Any:
-    try:
-        return json.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError):
-        return None

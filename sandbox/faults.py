@@ -7,7 +7,8 @@ else the first ``times``, 0 = every one), and what happens, in the order of a re
     the effect
     after it            delay_after, hold, status with after_effect, drop = "after"
     in the answer       framing, pace (seconds between pieces), hold_events (piece's index -> gate),
-                        drop = "mid" (``cut_at``: before which piece of a stream, or at which byte of a body)
+                        drop = "mid" (``cut_at``: before which piece of a stream, or at which byte of a body;
+                        ``clean``: the framing says that this was all)
 
 A *hold* is a gate by name: whoever comes to it waits until it is released. Each request takes at most one
 fault, the first that is for it.
@@ -65,6 +66,7 @@ class Fault:
     pace: float = 0.0
     hold_events: Mapping[int, str] = field(default_factory=dict)
     cut_at: int | None = None
+    clean: bool = False
 
     @property
     def gates(self) -> set[str]:

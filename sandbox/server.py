@@ -151,16 +151,17 @@ class Server:
             if cut is not None and reach > cut:
                 if not answer.stream and cut > passed:
                     await line.send(answer.frame(piece[: cut - passed]))
-                self._drop(line, fault, "cut")
+                break
             await line.send(answer.frame(piece))
             passed += len(piece)
-        gate = fault.hold_events.get(len(answer.pieces))
-        if gate is not None and not await self.faults.gates[gate](line.gone):
-            raise Gone
+        else:
+            gate = fault.hold_events.get(len(answer.pieces))
+            if gate is not None and not await self.faults.gates[gate](line.gone):
+                raise Gone
+        if answer.tail and (cut is None or fault.clean):
+            await line.send(answer.tail)
         if cut is not None:
             self._drop(line, fault, "cut")
-        if answer.tail:
-            await line.send(answer.tail)
 
     def _drop(self, line: Line, fault: Fault, how: str) -> None:
         line.close(reset=fault.reset)

@@ -32,10 +32,10 @@ def test_cuts_a_body_in_the_middle(sandbox: Sandbox, ask: Client) -> None:
     assert sandbox.requests()[0].end == "cut"
 
 
-@pytest.mark.parametrize("framing", ["chunked", "close"])
-def test_cuts_a_stream_between_events(sandbox: Sandbox, ask: Client, framing: str) -> None:
-    sandbox.fault(match={"service": "llm"}, drop="mid", cut_at=3, framing=framing)
-    if framing == "chunked":
+@pytest.mark.parametrize(("framing", "clean"), [("chunked", False), ("chunked", True), ("close", False)])
+def test_cuts_a_stream_between_events(sandbox: Sandbox, ask: Client, framing: str, clean: bool) -> None:
+    sandbox.fault(match={"service": "llm"}, drop="mid", cut_at=3, framing=framing, clean=clean)
+    if framing == "chunked" and not clean:
         with pytest.raises(http.client.IncompleteRead):
             ask("POST", "/v1/chat/completions", body=CHAT)
     else:  # looks complete: only the missing end marker tells
