@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import pytest
+
 from tests.stack import PROJECT
 
 PROGRAMS = Path(__file__).with_name("programs")
@@ -153,3 +155,8 @@ SDKS = [
     Sdk("axios", "axios", "node_axios.cjs", stack="https", words="reason"),
     Sdk("curl", "curl", "curl.sh"),
 ]
+
+#: For a test that is made once for each of them.
+EACH = pytest.mark.parametrize(
+    "sdk", [pytest.param(sdk, id=sdk.name, marks=() if sdk.quick else pytest.mark.check_all) for sdk in SDKS]
+)

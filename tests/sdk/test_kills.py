@@ -9,11 +9,7 @@ import pytest
 
 from tests.sdk.place import Came, Place, hold, restarts
 from tests.sdk.results import note
-from tests.sdk.sdks import SDKS, Sdk
-
-EACH = pytest.mark.parametrize(
-    "sdk", [pytest.param(sdk, id=sdk.name, marks=() if sdk.quick else pytest.mark.check_all) for sdk in SDKS]
-)
+from tests.sdk.sdks import EACH, Sdk
 
 
 @EACH

@@ -4,7 +4,8 @@
 // that they open goes through a tunnel (CONNECT) of the sidecar; plain http goes inside one, too.
 // * http and https: what an Agent opens connections by is replaced, in agents that libraries make for themselves too.
 //   Not reached: agents with a createConnection of their own, net and tls, http2.
-// * fetch: gets a dispatcher that opens its connections so. One that a program sets itself is left alone.
+// * fetch, and the undici package when it is loaded: get a dispatcher that opens its connections so. One that a program
+//   sets itself is left alone.
 // Node 22.21 and 24.5 do all this by themselves (NODE_USE_ENV_PROXY=1).
 // Under `twiceshy doctor` (TWICESHY_DOCTOR) it is written down which code connects to where.
 'use strict';
@@ -43,7 +44,8 @@ if (proxy && process.env.TWICESHY_RUN && !native) {
   const tls = require('tls');
   const http = require('http');
   const https = require('https');
-  const credentials = Buffer.from(`${decodeURIComponent(username)}:${decodeURIComponent(password)}`).toString('base64');
+  const pair = `${decodeURIComponent(username)}:${decodeURIComponent(password)}`;
+  const named = username && `Proxy-Authorization: Basic ${Buffer.from(pair).toString('base64')}\r\n`;
   const direct = new Set((process.env.NO_PROXY || '').split(',').map((name) => name.trim()).filter(Boolean));
   const isDirect = (host, at) => direct.has(host) || (host === hostname && String(at) === port);
 
@@ -72,9 +74,7 @@ if (proxy && process.env.TWICESHY_RUN && !native) {
     socket.on('data', read);
     socket.on('error', end);
     socket.on('close', closed);
-    socket.write(
-      `CONNECT ${authority} HTTP/1.1\r\nHost: ${authority}\r\nProxy-Authorization: Basic ${credentials}\r\n\r\n`,
-    );
+    socket.write(`CONNECT ${authority} HTTP/1.1\r\nHost: ${authority}\r\n${named}\r\n`);
   };
 
   let own; // who brings CAs of his own needs the sidecar's as well
@@ -136,19 +136,34 @@ if (proxy && process.env.TWICESHY_RUN && !native) {
         tunnel(host, at, finish);
       }
     };
+    let dispatcher;
     const install = () => {
-      void globalThis.Headers; // loads undici, which costs a program that never fetches nothing until here
-      const Agent = globalThis[key]?.constructor;
-      if (Agent?.name === 'Agent') globalThis[key] = new Agent({ connect });
+      const found = globalThis[key];
+      if (found !== dispatcher && found?.constructor?.name === 'Agent') {
+        dispatcher = globalThis[key] = new found.constructor({ connect });
+      }
     };
     const fetch = globalThis.fetch;
     let installed = false;
     globalThis.fetch = function (input, init) {
       if (!installed) {
         installed = true;
+        void globalThis.Headers; // loads undici, which costs a program that never fetches nothing until here
         install();
       }
       return fetch(input, init);
+    };
+
+    const Module = require('module');
+    const load = Module._load;
+    let seen = false;
+    Module._load = function (request) {
+      const loaded = load.apply(this, arguments);
+      if (!seen && /(^|[\\/])undici([\\/]index\.js)?$/.test(request)) {
+        seen = true;
+        install();
+      }
+      return loaded;
     };
   }
 }
