@@ -15,7 +15,7 @@ from proxy.journalled import Journalled, read_apart
 from proxy.message import Request
 from proxy.profiles import Rule, Rules
 from proxy.recorder import Exchange, Shell
-from proxy.refusals import Refusal
+from proxy.refusals import Refusal, reads_xml
 from proxy.relay import Client
 from proxy.websockets import WebSockets
 from runtime.errors import DatabaseAway, Unreadable
@@ -46,8 +46,9 @@ class Handler:
         # What came behind a request that asks for another protocol may be of either.
         keep_alive = request.keep_alive and not http10 and "Upgrade" not in request.headers
         client = Client(
-            door, request.method, http10, keep_alive, self._settings.client_buffer, self._settings.record_wait
-        )
+            door, request.method, http10, keep_alive, self._settings.client_buffer, self._settings.record_wait,
+            xml=reads_xml(request.raw_headers),
+        )  # fmt: skip
         written = door.written
         refusal: Refusal | None
         try:

@@ -1,12 +1,13 @@
 """What the sidecar says when it says no. Pure.
 
 Problem JSON (RFC 9457) that also has the shapes in which SDKs look for a message, the words in the reason
-phrase too, and headers that keep every SDK from trying again. Statuses: DESIGN §2, none of which any of 27
-measured clients retries. ``Twiceshy-Error`` carries the code.
+phrase too, and headers that keep every SDK from trying again. For AWS clients that read no JSON: XML. Statuses:
+DESIGN §2, none of which any of 27 measured clients retries. ``Twiceshy-Error`` carries the code.
 """
 
 import json
 from dataclasses import dataclass
+from html import escape
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -55,6 +56,17 @@ def http2_only(host: str, port: int, who: str) -> str:
     )
 
 
+def reads_xml(headers: Headers) -> bool:
+    """Whether who sends *headers* reads errors as XML: AWS but for its JSON services (S3, SNS, EC2, …)."""
+    given = {name.lower(): value for name, value in headers}
+    authorization = given.get(b"authorization", b"")
+    if not authorization.startswith(b"AWS4-") or b"x-amz-target" in given:
+        return False
+    scope = authorization.partition(b"Credential=")[2].partition(b",")[0].split(b"/")
+    # What is put into S3 may well be JSON.
+    return b"/json" not in given.get(b"content-type", b"") or scope[-2:-1] == [b"s3"]
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """An answer of the sidecar's own. ``message``: what happened, which run and step, what to do next."""
@@ -72,10 +84,11 @@ class Refusal:
     def reason(self) -> bytes:
         return CODES[self.code][1].encode("ascii")
 
-    def headers(self) -> Headers:
+    def headers(self, *, xml: bool = False) -> Headers:
+        """*xml*: of the answer to a client that reads no JSON, see ``reads_xml``."""
         wire_code = "upstream" if self.code == "upstream-timeout" else self.code
         out = [
-            (b"Content-Type", b"application/problem+json"),
+            (b"Content-Type", b"application/xml" if xml else b"application/problem+json"),
             (b"Twiceshy-Error", wire_code.encode("ascii")),
         ]
         if self.code == "database-away":
@@ -86,8 +99,13 @@ class Refusal:
             out.append((b"Twiceshy-Step", self.step.encode("latin-1", "replace")))
         return tuple(out)
 
-    def body(self) -> bytes:
+    def body(self, *, xml: bool = False) -> bytes:
         kind = "twiceshy_" + self.code.replace("-", "_")
+        if xml:
+            # Of XML 1.0 no escape can carry what is left out here.
+            words = "".join(each if each.isprintable() else " " for each in self.message)
+            error = f"<Error><Code>{kind}</Code><Message>{escape(words)}</Message></Error>"
+            return f"<ErrorResponse>{error}</ErrorResponse>\n".encode("ascii", "xmlcharrefreplace")
         problem: dict[str, object] = {
             "type": f"about:blank#{self.code}",
             "title": CODES[self.code][1],

@@ -36,6 +36,7 @@ class Client:
     keep_alive: bool
     buffer: int
     record_wait: float
+    xml: bool = False  # it reads no JSON
 
     def head(self, head: Head, kind: Framing, extra: Headers) -> bytes:
         """*head* as this client is given it."""
@@ -51,7 +52,8 @@ class Client:
 
 async def refuse(client: Client, refusal: Refusal) -> None:
     """Give *refusal* as the answer."""
-    await give(client, Head(refusal.status, refusal.reason, refusal.headers()), refusal.body())
+    head = Head(refusal.status, refusal.reason, refusal.headers(xml=client.xml))
+    await give(client, head, refusal.body(xml=client.xml))
 
 
 async def give(client: Client, head: Head, body: bytes) -> bool:

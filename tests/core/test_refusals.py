@@ -1,10 +1,11 @@
 """How the sidecar says no: so that no SDK tries again, and every SDK's exception shows why (DESIGN §2)."""
 
 import json
+from xml.etree import ElementTree as ET
 
 import pytest
 
-from proxy.refusals import CODES, RETRYABLE, Refusal
+from proxy.refusals import CODES, RETRYABLE, Refusal, reads_xml
 
 EACH = pytest.mark.parametrize("code", list(CODES))
 #: Statuses that some client retries by itself (measured with 27), and 421, which Node's fetch does.
@@ -80,3 +81,36 @@ def test_headers_are_always_bytes(step: str) -> None:
     for name, value in Refusal("ambiguous", "\N{EURO SIGN}", "r", step).headers():
         assert name.isascii()
         assert not set(value) & set(b"\r\n\0")
+
+
+@EACH
+def test_who_reads_no_json_is_told_in_xml(code: str) -> None:
+    """As AWS's services have it: botocore shows code and message."""
+    refusal = Refusal(code, 'Run r is <stopped> & "done": \N{EURO SIGN} \ud800\0', "r", "s")
+    error = ET.fromstring(refusal.body(xml=True)).find("Error")
+    assert error is not None
+    assert error.findtext("Code") == "twiceshy_" + code.replace("-", "_")
+    assert error.findtext("Message") == 'Run r is <stopped> & "done": \N{EURO SIGN}   '
+    sent = dict(refusal.headers(xml=True))
+    assert sent.pop(b"Content-Type") == b"application/xml"
+    assert sent.items() < dict(refusal.headers()).items()
+
+
+SCOPE = b"AWS4-HMAC-SHA256 Credential=A/20260101/eu-central-1/%s/aws4_request, SignedHeaders=host, Signature=f"
+
+
+@pytest.mark.parametrize(
+    ("headers", "xml"),
+    [
+        ({}, False),
+        ({b"Authorization": b"Bearer AWS4-"}, False),
+        ({b"Authorization": SCOPE % b"s3"}, True),
+        ({b"authorization": SCOPE % b"s3", b"content-type": b"application/json"}, True),
+        ({b"Authorization": SCOPE % b"sns", b"Content-Type": b"application/x-www-form-urlencoded"}, True),
+        ({b"Authorization": SCOPE % b"sqs", b"X-Amz-Target": b"AmazonSQS.SendMessage"}, False),
+        ({b"Authorization": SCOPE % b"bedrock", b"Content-Type": b"application/json"}, False),
+        ({b"Authorization": b"AWS4-HMAC-SHA256 nonsense"}, True),
+    ],
+)
+def test_who_reads_no_json(headers: dict[bytes, bytes], xml: bool) -> None:
+    assert reads_xml(tuple(headers.items())) is xml

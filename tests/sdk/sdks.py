@@ -128,7 +128,7 @@ SDKS = [
     Sdk("pydantic-ai", "pydantic-ai-slim", "pydantic_ai_agent.py", OPENAI, stack="openai"),
     Sdk("stripe", "stripe", "stripe_sync.py", stack="requests", quick=True),
     Sdk("stripe, async", "stripe", "stripe_async.py", stack="httpx"),
-    Sdk("boto3 S3", "boto3", "boto3_s3.py", AWS, stack="urllib3", words="reason", upstream="moto"),
+    Sdk("boto3 S3", "boto3", "boto3_s3.py", AWS, stack="urllib3", upstream="moto"),
     Sdk("boto3 SQS", "boto3", "boto3_sqs.py", AWS, stack="urllib3", upstream="moto"),
     Sdk("boto3 DynamoDB", "boto3", "boto3_dynamodb.py", AWS, stack="urllib3", upstream="moto"),
     Sdk("httpx", "httpx", "httpx_client.py", arguments=("httpx",), words="reason"),
