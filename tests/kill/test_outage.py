@@ -30,16 +30,16 @@ def postgres() -> Iterator[Postgres]:
 
 @dataclass
 class Agent:
-    """A program of ten model calls, each with a note between, started again from the top when it is refused."""
+    """A program of model calls with a note after each, started again from the top when it is refused."""
 
     made: Stack
     run: str
     steps: int
-    pace: threading.Event
     attempts: int = 1
     done: bool = False
     refusals: list[tuple[int, float]] = field(default_factory=list)  # status, seconds until it came
     error: Exception | None = None
+    pace: threading.Event = field(default_factory=threading.Event)  # the second half may begin
 
     def go(self) -> None:
         try:
@@ -83,18 +83,19 @@ class Agent:
 def play(postgres: Postgres, folder: Path, *, count: int, lease: float, wait: float, away: float) -> None:
     """Stop Postgres for *away* seconds under *count* runs. *wait*: how long requests are held (database_wait)."""
     with stack(postgres.dsn, folder, lease=lease, database_wait=wait, poll=0.1) as made:
-        # Half of the calls under way are answered while there is no database.
         made.sandbox.fault(match={"path": "/v1/*"}, times=0, delay=[0.0, 0.05])
-        pace = threading.Event()
-        agents = [Agent(made, f"{folder.name}-{n}", 6, pace) for n in range(count)]
+        agents = [Agent(made, f"{folder.name}-{n}", 6) for n in range(count)]
         threads = [threading.Thread(target=agent.go, daemon=True) for agent in agents]
         for thread in threads:
             thread.start()
         until(lambda: len(made.received("llm")) >= 4 * count, "all are half way", 60)
-        pace.set()
-        postgres_stopped = time.monotonic()
+        for agent in agents[::2]:
+            agent.pace.set()  # these are in the middle of their calls
         _stop(postgres)
-        until(lambda: time.monotonic() - postgres_stopped > away, "the outage is over", away + 10)
+        stopped = time.monotonic()
+        for agent in agents:
+            agent.pace.set()
+        until(lambda: time.monotonic() - stopped > away, "the outage is over", away + 10)
         postgres.spawn()
         until(postgres.ready, "Postgres is back")
         for thread in threads:
