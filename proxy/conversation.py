@@ -30,7 +30,7 @@ class Conversation:
 
     def __init__(
         self, journal: Journal, upstream: Upstream, settings: Settings, run_id: str, rule: Rule, effect: Effect,
-        *, kept: bool,
+        *, responses: int, kept: bool,
     ) -> None:  # fmt: skip
         self.sent = False
         self.heard = False  # a client was given part of this sending's answer
@@ -41,6 +41,7 @@ class Conversation:
         self._run_id = run_id
         self._rule = rule
         self._effect = effect
+        self._responses = responses  # that a stream must bring to be whole, in MCP
         self._kept = kept
         self.answer = self._nothing_yet()
 
@@ -93,7 +94,7 @@ class Conversation:
             # Who named no run shares a connection with nobody.
             fresh = self._effect is Effect.AT_MOST_ONCE or not self._run_id
             answering = await self._upstream.send(self._run_id, request, fresh=fresh, last_word=last_word)
-            await self.answer.take(answering, request.method, self._rule.dialect, tell)
+            await self.answer.take(answering, request.method, self._rule.ending, self._responses, tell)
             return None
         except NotSent as error:
             return Failure.NOT_SENT, _words(error)

@@ -1,14 +1,16 @@
 """One request, from the door to the last byte of its answer: identity → rule → fence → step → answer."""
 
+import asyncio
 import logging
 import time
 from dataclasses import replace
 
 from aiohttp import web
 
-from proxy import identity, internal, relay, upgrade
+from proxy import identity, internal, mcp, relay, upgrade
 from proxy.admission import Admission
-from proxy.attempts import Attempts
+from proxy.asked_back import Response
+from proxy.attempts import Attempts, Run
 from proxy.doors import NO_TUNNEL_HERE, Written, door_of
 from proxy.identity import Addressed
 from proxy.journalled import Journalled, read_apart
@@ -23,6 +25,9 @@ from runtime.failpoints import reach
 from runtime.step import Effect
 
 log = logging.getLogger("twiceshy.handler")
+
+#: What is refused before its body was read may say in so many seconds how it wants to be answered.
+_LATE_BODY = 5.0
 
 
 class Handler:
@@ -65,6 +70,8 @@ class Handler:
             # Part of an answer has gone out, and anything after it would be taken for its body; or there is none.
             door.abort(reset=http10)
         elif refusal is not None:
+            if client.call is None:
+                await self._ask_for_its_call(request, client, refusal)
             # Where a body was not read, or the request not understood, nobody knows where the next one begins.
             clear = request.content.is_eof() and refusal.status != 400
             client = replace(client, keep_alive=client.keep_alive and clear)
@@ -98,11 +105,11 @@ class Handler:
         body = await self._read(http, client)
         if isinstance(body, Refusal):
             return body
+        request = await self._request(http, addressed, body, client)
         trusted = await self._attempts.trusted(run)  # the body may have taken its time
         if isinstance(trusted, Refusal):
             return trusted
         reach("read-whole")
-        request = self._request(http, addressed, body)
         run.idle_since = time.monotonic()
         if addressed.target.internal:
             head, answer = await internal.answer(run, request, self._attempts, self._shell.journal)
@@ -116,7 +123,7 @@ class Handler:
             return await self._websockets.answer(http, addressed.target, request, client, run)
         if rule.effect is Effect.PASSTHROUGH or self._settings.mode == "naive":
             run.count(addressed.target, "passthrough")
-            await self._forward(request, client, rule, run.run_id)
+            await self._forward(request, client, rule, run)
             return None
         run.serving[client.door] = None
         run.count(addressed.target, "journalled")  # before its client has the answer, and may end
@@ -168,17 +175,17 @@ class Handler:
         body = await self._read(http, client)
         if isinstance(body, Refusal):
             return body
-        request = self._request(http, addressed, body)
+        request = await self._request(http, addressed, body, client)
         rule = await read_apart(request, lambda: self._rules.match(request))
         if rule.denied:
             return _denied(request, rule)
         if upgrade.is_asked_for(http.raw_headers):
             return await self._websockets.answer(http, addressed.target, request, client, None)
-        await self._forward(request, client, rule, "")
+        await self._forward(request, client, rule, None)
         return None
 
-    async def _read(self, http: web.BaseRequest, client: Client) -> bytes | Refusal:
-        limit = self._settings.request_body_max
+    async def _read(self, http: web.BaseRequest, client: Client, limit: int | None = None) -> bytes | Refusal:
+        limit = limit or self._settings.request_body_max
         if (http.content_length or 0) > limit:
             return self._too_large(limit)
         if not client.http10 and http.headers.get("Expect", "").lower() == "100-continue":
@@ -201,13 +208,35 @@ class Handler:
             "body-too-large", f"The request's body is larger than request_body_max ({limit} bytes). Nothing was sent."
         )
 
-    def _request(self, http: web.BaseRequest, addressed: Addressed, body: bytes) -> Request:
-        target = addressed.target
-        return Request(http.method, target.scheme, target.host, target.port, target.target, addressed.headers, body)
+    async def _request(self, http: web.BaseRequest, addressed: Addressed, body: bytes, client: Client) -> Request:
+        """The request, read whole; and *client* is known to want an answer of MCP if it does."""
+        method, target, headers = http.method, addressed.target, addressed.headers
+        request = Request(method, target.scheme, target.host, target.port, target.target, headers, body)
+        client.call = await read_apart(request, lambda: mcp.call(method, headers, body))
+        return request
 
-    async def _forward(self, request: Request, client: Client, rule: Rule, run_id: str) -> None:
+    async def _ask_for_its_call(self, http: web.BaseRequest, client: Client, refusal: Refusal) -> None:
+        """A request is refused that was not read: if it looks like one of MCP, its body says how to answer it."""
+        headers = tuple(http.raw_headers)
+        unread = not http.content.at_eof() and refusal.code != "body-too-large" and "Expect" not in http.headers
+        if not unread or not mcp.looks_like_one(http.method, headers):
+            return
+        try:
+            async with asyncio.timeout(_LATE_BODY):
+                body = await self._read(http, client, self._settings.memory_body)
+        except TimeoutError:
+            return
+        if isinstance(body, bytes):
+            client.call = mcp.call(http.method, headers, body)
+
+    async def _forward(self, request: Request, client: Client, rule: Rule, run: Run | None) -> None:
         """Pass on what is never journalled."""
-        exchange = Exchange(self._shell, None, run_id, request, rule, None)
+        response = None
+        if run is not None:
+            named = await read_apart(request, lambda: mcp.responded(request.method, request.headers, request.body))
+            response = None if named is None else Response(run, request, named)
+        sent = request if response is None else response.request
+        exchange = Exchange(self._shell, None, "" if run is None else run.run_id, sent, rule, None)
         self._forwarded.add(exchange)
         exchange.attach()
         exchange.start()
@@ -216,6 +245,8 @@ class Handler:
         finally:
             exchange.detach()
             self._forwarded.discard(exchange)
+        if response is not None and exchange.answer.head is not None:
+            response.arrived(exchange.answer.head.status)
 
     async def close(self) -> None:
         for exchange in list(self._forwarded):

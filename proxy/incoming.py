@@ -50,6 +50,7 @@ class Incoming:
         self.spool = Spool(settings.memory_body)
         self.released = 0
         self.whole = False  # it is here whole, its record may be pending
+        self.own = False  # it is one of our own
         self.failed = False  # whole as it is, it tells of an error in place of what was asked for
         self._journal = journal
         self._run_id = run_id
@@ -57,15 +58,21 @@ class Incoming:
         self._parts = 0
         self._saving: asyncio.Task[None] | None = None
 
-    async def take(self, answering: Answering, method: str, dialect: str | None, tell: Callable[[], None]) -> None:
-        """Take the answer in, *tell* of each piece. Raises Cut or Silent when it does not come whole."""
+    async def take(
+        self, answering: Answering, method: str, ending: str | None, responses: int, tell: Callable[[], None]
+    ) -> None:
+        """Take the answer in, *tell* of each piece. Raises Cut or Silent when it does not come whole.
+
+        *ending*, *responses*: see ``streams.Hold``.
+        """
         head = Head(answering.status, answering.reason, wire.upstream_headers(answering.headers, answering.status))
         bodyless = wire.framing(method, head.status, head.headers, http10=False) is wire.Framing.NONE
         length = None if bodyless else wire.content_length(head.headers)
         hold = streams.Hold(
-            dialect if head.status < 300 else None,
+            ending if head.status < 300 else None,
             head.header(b"content-type") or b"",
             head.header(b"content-encoding"),
+            responses,
         )
         self.head = head
         reach("head-received")
@@ -99,6 +106,7 @@ class Incoming:
         # Which step it answers is said where it is given, as with any other answer.
         headers = tuple(pair for pair in refusal.headers() if pair[0] != b"Twiceshy-Step")
         self.head = Head(refusal.status, refusal.reason, (*headers, length))
+        self.own = True
         self.spool.append(body)
         self.whole = True
 

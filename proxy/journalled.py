@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from proxy import canonical, keys, outgoing, relay
+from proxy import canonical, keys, mcp, outgoing, relay
 from proxy.attempts import Attempts, Run
 from proxy.difference import difference
 from proxy.doors import Door
@@ -29,6 +29,7 @@ from proxy.exchange import (
     decide,
     is_repeat,
 )
+from proxy.mcp import Call
 from proxy.message import Request
 from proxy.profiles import Rule, Rules
 from proxy.recorder import Ending, Exchange, Shell, ambiguous_message
@@ -149,7 +150,8 @@ class Journalled:
         delivered = False
         try:
             extra = ((b"Twiceshy-Replayed", b"true"), _step_header(step))
-            delivered = await relay.replay(client, row, await self._body(run, step, row), extra)
+            body, asked = await self._body(run, step, row), await self._asked(run, step, client)
+            delivered = await relay.replay(client, row, body, extra, asked)
         finally:
             self._delivered(run, step, due.n, client.door, delivered and not _undone(client.door, rule), rule)
         return None
@@ -164,6 +166,13 @@ class Journalled:
             return b""
         return await self._shell.journal.small_body(run.run_id, step.key, row.n)
 
+    async def _asked(self, run: Run, step: Step, client: Client) -> Call | None:
+        """The call that *step* was made by, where its names must be known to put others in their place."""
+        if client.call is None or not client.call.batch:
+            return None
+        body = await self._first_body(run, step)
+        return mcp.call(step.facts.method, (), body)
+
     async def _exchange(
         self, run: Run, due: Send | Join, request: Request, rule: Rule, arrival: Arrival, client: Client
     ) -> bool:
@@ -171,7 +180,7 @@ class Journalled:
         if isinstance(due, Join):
             step, exchange, part = due.step, run.exchange_of(due.step), Part.JOINED
         else:
-            step, exchange = self._begin(run, due, request, rule, arrival)
+            step, exchange = self._begin(run, due, request, rule, arrival, client.call)
             part = Part.LIVE
         self._claim(run, step, arrival, part, client)
         exchange.attach()
@@ -188,7 +197,9 @@ class Journalled:
             await exchange.over()
         return lost
 
-    def _begin(self, run: Run, due: Send, request: Request, rule: Rule, arrival: Arrival) -> tuple[Step, Exchange]:
+    def _begin(
+        self, run: Run, due: Send, request: Request, rule: Rule, arrival: Arrival, call: Call | None
+    ) -> tuple[Step, Exchange]:
         """Put the step and its exchange on the tape, and start it."""
         tape = run.tape
         if due.drift:
@@ -204,7 +215,7 @@ class Journalled:
             step = tape.add(Step(facts))
         else:
             sent, _ = self._outgoing(run, request, rule, step.key, step.facts.wire_key)
-        recall = partial(self._first, run, step, request, rule) if due.first else None
+        recall = partial(self._first, run, step, request, rule, call) if due.first else None
         exchange = Exchange(
             self._shell,
             run,
@@ -215,6 +226,7 @@ class Journalled:
             place=due.place,
             replaces=due.replaces,
             recall=recall,
+            call=call,
         )
         step.where = Where.HERE
         step.place = due.place
@@ -222,12 +234,16 @@ class Journalled:
         exchange.start()
         return step, exchange
 
-    async def _first(self, run: Run, step: Step, request: Request, rule: Rule) -> Request:
-        """The request that went first for *step*, with the credentials of *request*."""
-        body = step.facts.request_body
-        if step.state is not None:
-            body = await self._shell.journal.request_body(run.run_id, step.key)
-        return outgoing.recall(step.facts.request_head, body, request, rule.secret_query)
+    async def _first(self, run: Run, step: Step, request: Request, rule: Rule, call: Call | None = None) -> Request:
+        """The request that went first for *step*, with the credentials of *request*, and its *call*'s names."""
+        body = await self._first_body(run, step)
+        first = outgoing.recall(step.facts.request_head, body, request, rule.secret_query)
+        return first if call is None else mcp.asked_anew(first, request, call)
+
+    async def _first_body(self, run: Run, step: Step) -> bytes:
+        if step.state is None:
+            return step.facts.request_body
+        return await self._shell.journal.request_body(run.run_id, step.key)
 
     def _outgoing(
         self, run: Run, request: Request, rule: Rule, key: str, pinned: str | None
@@ -238,7 +254,7 @@ class Journalled:
             choice = keys.choose(request, rule, pinned, keys.derive(self._secret, run.uuid, key))
             request = replace(request, headers=keys.place(request.headers, choice))
             wire_key = choice.value
-        if rule.dialect is not None:
+        if rule.ending is not None:
             # The end of a compressed stream could not be told: SDKs take an uncompressed one as well.
             kept = tuple(pair for pair in request.headers if pair[0].lower() != b"accept-encoding")
             request = replace(request, headers=(*kept, _IDENTITY_ENCODING))
@@ -268,7 +284,7 @@ class Journalled:
         if delivered:
             reach("delivered")
         run.idle_since = time.monotonic()
-        if not delivered or rule.dialect is not None:
+        if not delivered or rule.ending is not None:
             return
         at, until, tape = run.requests, time.monotonic() + _RESET_WINDOW, run.tape
 
@@ -325,7 +341,7 @@ async def read_apart(request: Request, work: Callable[[], T]) -> T:
 
 def _undone(door: Door, rule: Rule) -> bool:
     """The client reset the connection. SDKs stop reading at a terminal event and close: that undoes nothing."""
-    return door.reset and rule.dialect is None
+    return door.reset and rule.ending is None
 
 
 def _step_header(step: Step) -> tuple[bytes, bytes]:

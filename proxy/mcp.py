@@ -212,23 +212,24 @@ class Names:
     def __call__(self, name: Name) -> bytes:
         ours: bytes | None = None
         if name.kind is Kind.RESPONSE and name.member == "id" and name.raw != b"null":
-            ours = self._ids.get(_plain(name.raw)) if self._new.batch else self._new.ids[0]
+            ours = self._ids.get(plain(name.raw)) if self._new.batch else self._new.ids[0]
         elif name.kind is Kind.PROGRESS and name.member == "params.progressToken":
-            ours = self._tokens.get(_plain(name.raw)) if self._new.batch else self._new.tokens[0]
+            ours = self._tokens.get(plain(name.raw)) if self._new.batch else self._new.tokens[0]
         elif name.kind is Kind.REQUEST and name.member == "id" and self._exchange is not None:
             return Through(self._exchange, name.raw).written()
         return name.raw if ours is None or same(name.raw, ours) else ours
 
 
+def plain(raw: bytes) -> str | bytes:
+    """One value for all ways of writing a name."""
+    return raw if (string := text(raw)) is None else string
+
+
 def _map(old: tuple[bytes | None, ...], new: tuple[bytes | None, ...]) -> dict[str | bytes, bytes]:
     """By position; empty where that says nothing: equal names, or other numbers of them."""
     pairs = [(one, other) for one, other in zip(old, new, strict=False) if one is not None and other is not None]
-    found = {_plain(one): other for one, other in pairs}
+    found = {plain(one): other for one, other in pairs}
     return found if len(old) == len(new) and len(found) == len([each for each in old if each is not None]) else {}
-
-
-def _plain(raw: bytes) -> str | bytes:
-    return raw if (string := text(raw)) is None else string
 
 
 class Text:
@@ -288,19 +289,21 @@ class Ends:
     *expected*: how many responses there will be.
     """
 
+    failed = False  # an error is a response, and final
+
     def __init__(self, expected: int) -> None:
         self.ended = False  # the last response was seen whole
+        self.passed = 0
         self._expected = expected
         self._events = Events()
-        self._passed = 0
 
     def feed(self, chunk: bytes) -> int:
-        """Take the next bytes; how many of all fed so far may pass. Never shrinks."""
+        """Take the next bytes; ``passed``: how many of all fed so far may pass. Never shrinks."""
         if not self.ended:
             self._events.feed(chunk)
             self.ended = self._events.responses >= self._expected
-            self._passed = self._events.responded if self.ended else self._events.harmless
-        return self._passed
+            self.passed = self._events.responded if self.ended else self._events.harmless
+        return self.passed
 
     def close(self) -> bool:
         """The body has ended; says ``ended``, with a last event counted that lacks only its blank line."""

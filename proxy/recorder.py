@@ -16,6 +16,7 @@ from uuid import UUID, uuid4
 from proxy.aftermath import Failure, Then
 from proxy.conversation import Conversation
 from proxy.incoming import Incoming
+from proxy.mcp import Call
 from proxy.message import Request
 from proxy.profiles import Rule
 from proxy.refusals import Refusal
@@ -89,6 +90,7 @@ class Exchange:
     def __init__(
         self, shell: Shell, owner: Owner | None, run_id: str, request: Request, rule: Rule, step: Step | None,
         *, place: int = 0, replaces: UUID | None = None, recall: Callable[[], Awaitable[Request]] | None = None,
+        call: Call | None = None,
     ) -> None:  # fmt: skip
         self.id = uuid4()
         self.request = request
@@ -100,6 +102,8 @@ class Exchange:
         self.delivered = 0  # bytes of the body that a client's kernel acknowledged; counted for reads
         self.ending: Ending | None = None
         self.refusal: Refusal | None = None
+        self.call = call  # what the request is called in JSON-RPC
+        self.heard: set[str | bytes] = set()  # requests of the server's own, in the answer, that were responded to
         self.row: AnswerRow | None = None
         self.clients = 0
         self.attempt = owner.tape.attempt if owner is not None else 0
@@ -118,8 +122,9 @@ class Exchange:
         self._over = False
         self._task: asyncio.Task[None] | None = None
         self._talk = Conversation(
-            shell.journal, shell.upstream, shell.settings, run_id, rule, self.effect, kept=self._journalled
-        )
+            shell.journal, shell.upstream, shell.settings, run_id, rule, self.effect,
+            responses=0 if call is None else call.expected, kept=self._journalled,
+        )  # fmt: skip
 
     # ---- clients
 

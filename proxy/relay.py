@@ -1,7 +1,8 @@
 """What one client is given: an exchange under way, a recorded answer, or an answer of our own.
 
 Each client is fed by its own request's task from what the exchange has released, so a slow one holds up
-nobody. A cut answer reaches it as cut (the connection is aborted), never as complete.
+nobody. A cut answer reaches it as cut (the connection is aborted), never as complete. To a client that speaks
+JSON-RPC, an answer that was made for another request is given with the names of its own (``proxy.mcp``).
 """
 
 import asyncio
@@ -9,12 +10,14 @@ from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from proxy import wire
+from proxy import mcp, wire
 from proxy.doors import Door
 from proxy.incoming import Head
+from proxy.mcp import Call, Text
 from proxy.message import Headers
 from proxy.recorder import Ending, Exchange
 from proxy.refusals import Refusal
+from proxy.sse import Events
 from proxy.wire import Framing
 from runtime.entries import AnswerRow
 from runtime.failpoints import reach
@@ -24,11 +27,13 @@ from runtime.step import Effect
 _ONE_PIECE = 32 << 10
 #: So many writes are remembered before it is asked which of them were acknowledged.
 _MARKS = 64
+#: What is read through in one go takes some milliseconds, and the event loop waits for it.
+_STRETCH = 64 << 10
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Client:
-    """Who is answered, and how."""
+    """Who is answered, and how. ``call``: what its request is called in JSON-RPC, once that is known."""
 
     door: Door
     method: str
@@ -37,6 +42,7 @@ class Client:
     buffer: int
     record_wait: float
     xml: bool = False  # it reads no JSON
+    call: Call | None = None
 
     def head(self, head: Head, kind: Framing, extra: Headers) -> bytes:
         """*head* as this client is given it."""
@@ -53,12 +59,20 @@ class Client:
 async def refuse(client: Client, refusal: Refusal) -> None:
     """Give *refusal* as the answer."""
     head = Head(refusal.status, refusal.reason, refusal.headers(xml=client.xml))
-    await give(client, head, refusal.body(xml=client.xml))
+    await _give_own(client, head, refusal.body(xml=client.xml))
+
+
+async def _give_own(client: Client, head: Head, body: bytes, extra: Headers = ()) -> bool:
+    """Give an answer of our own, problem JSON, as this client can read it."""
+    if client.call is not None:
+        headers, body = mcp.refused(client.call, head.headers, body)
+        head = Head(200, b"OK", headers)
+    return await give(client, Head(head.status, head.reason, (*head.headers, *extra)), body)
 
 
 async def give(client: Client, head: Head, body: bytes) -> bool:
     """Give a small answer that is here whole; True when the client's kernel acknowledged it."""
-    if body:
+    if body and wire.content_length(head.headers) is None:
         head = Head(head.status, head.reason, (*head.headers, (b"Content-Length", b"%d" % len(body))))
     kind = client.framing(head)
     out = client.head(head, kind, ())
@@ -69,10 +83,26 @@ async def give(client: Client, head: Head, body: bytes) -> bool:
     return await client.door.answered_whole()
 
 
-async def replay(client: Client, row: AnswerRow, body: AsyncIterator[bytes] | bytes, extra: Headers) -> bool:
-    """Give a recorded answer, byte for byte; True when it was delivered whole (a cut one: as cut)."""
+async def replay(
+    client: Client, row: AnswerRow, body: AsyncIterator[bytes] | bytes, extra: Headers, asked: Call | None = None
+) -> bool:
+    """Give a recorded answer, byte for byte; True when it was delivered whole (a cut one: as cut).
+
+    *asked*: the call that it was made for, if that is known.
+    """
     facts, door = row.facts, client.door
     head = Head(facts.status, facts.reason, facts.headers)
+    if client.call is not None:
+        if facts.own and isinstance(body, bytes):
+            return await _give_own(client, head, body, extra)
+        # Nobody is there to hear what this client would say to a request of the server's.
+        headers, through = mcp.readdressed(head.headers, client.call, asked, exchange=None, heard=lambda _: True)
+        if through is not None:
+            body = _led(through, body)
+            if facts.whole and facts.body_id is None and wire.content_length(facts.headers) is not None:
+                body = b"".join([data async for data in body])
+                headers = (*headers, (b"Content-Length", b"%d" % len(body)))
+        head = Head(head.status, head.reason, headers)
     kind = client.framing(head)
     out = client.head(head, kind, extra)
     await door.room()
@@ -93,6 +123,22 @@ async def replay(client: Client, row: AnswerRow, body: AsyncIterator[bytes] | by
         return await door.answered_whole()
     door.write(out)
     return await _cut_behind(client, kind)
+
+
+async def _led(through: Text | Events, body: AsyncIterator[bytes] | bytes) -> AsyncIterator[bytes]:
+    """*body*, led through *through*."""
+    pieces = _once(body) if isinstance(body, bytes) else body
+    async for data in pieces:
+        for at in range(0, len(data), _STRETCH):
+            if out := through.feed(data[at : at + _STRETCH]):
+                yield out
+            await asyncio.sleep(0)
+    if out := through.close():
+        yield out
+
+
+async def _once(data: bytes) -> AsyncIterator[bytes]:
+    yield data
 
 
 async def _cut_behind(client: Client, kind: Framing) -> bool:
@@ -125,6 +171,7 @@ class _Feed:
         self._extra = extra
         self._kind = Framing.NONE
         self._head_sent = False
+        self._through: Text | Events | None = None  # what the body is led through, on its way to this client
         self._offset = 0
         self._held = False  # only the end is left, and waits for the record
         self._deadline: float | None = None
@@ -142,8 +189,14 @@ class _Feed:
             if ending in (Ending.REFUSED, Ending.LOST):
                 self._client.cut(self._kind)
                 return False
+            answer = exchange.answer
+            if ending is not None and not self._head_sent and answer.own and answer.head is not None:
+                return await _give_own(self._client, answer.head, answer.spool.read(0, answer.spool.size), self._extra)
+            before = self._offset
             out = self._next(ending)
-            if self._head_sent and ending is not None and self._offset >= exchange.answer.spool.size:
+            if self._head_sent and ending is not None and self._offset >= answer.spool.size:
+                if self._through is not None:
+                    out += wire.piece(self._through.close(), self._kind)
                 if ending is Ending.CUT:
                     door.write(out)
                     return await _cut_behind(self._client, self._kind)
@@ -151,7 +204,7 @@ class _Feed:
                 return await door.answered_whole()
             if out:
                 door.write(out)
-            elif not await self._woken():
+            elif self._offset == before and not await self._woken():
                 self._client.cut(self._kind)
         return False
 
@@ -161,9 +214,10 @@ class _Feed:
         # The answer is whole and small, only its record is pending: head, body and end go out in one piece.
         soon = answer.whole and ending is None and answer.spool.size <= _ONE_PIECE
         if not self._head_sent and answer.head is not None:
-            self._kind = self._client.framing(answer.head)
-            if ending is not None or not (soon or self._kind is Framing.NONE or self._is_empty(answer.head)):
-                out = self._client.head(answer.head, self._kind, self._extra)
+            head, self._through = self._readdressed(answer.head)
+            self._kind = self._client.framing(head)
+            if ending is not None or not (soon or self._kind is Framing.NONE or self._is_empty(head)):
+                out = self._client.head(head, self._kind, self._extra)
                 self._head_sent = True
                 exchange.note_head()
         count = min(answer.released - self._offset, self._client.buffer)
@@ -172,14 +226,29 @@ class _Feed:
             reach("end-held")
         self._held = held
         if self._head_sent and count > 0 and self._client.door.writable and (self._offset or not soon):
+            count = count if self._through is None else min(count, _STRETCH)
             data = answer.spool.read(self._offset, count)
-            piece = wire.piece(data, self._kind)
-            if exchange.effect is Effect.READ:
+            piece = wire.piece(data if self._through is None else self._through.feed(data), self._kind)
+            if exchange.effect is Effect.READ and self._through is None:
                 self._mark(len(out) + (len(piece) - count - 2 if self._kind is Framing.CHUNKED else 0), count)
             out += piece
             self._offset += count
             exchange.note_first_byte()
         return out
+
+    def _readdressed(self, head: Head) -> tuple[Head, Text | Events | None]:
+        """*head* for this client, and what the body is to be led through."""
+        exchange, call = self._exchange, self._client.call
+        if call is None or exchange.call is None or call == exchange.call:
+            return head, None
+        headers, through = mcp.readdressed(
+            head.headers,
+            call,
+            exchange.call,
+            exchange=exchange.id,
+            heard=lambda name: mcp.plain(name) in exchange.heard,
+        )
+        return Head(head.status, head.reason, headers), through
 
     def _is_empty(self, head: Head) -> bool:
         """The head is the end."""

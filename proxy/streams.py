@@ -13,6 +13,7 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 
+from proxy import mcp
 from proxy.body import media_type
 from proxy.dialects import BLANK, DIALECTS, LINE_END, Progress, parse_event
 
@@ -30,19 +31,23 @@ class Hold:
     bytes for the caller: the caller has them in its record.
     """
 
-    def __init__(self, dialect: str | None, content_type: bytes, encoding: bytes | None = None) -> None:
+    def __init__(
+        self, ending: str | None, content_type: bytes, encoding: bytes | None = None, responses: int = 0
+    ) -> None:
+        """*ending*: a dialect, or ``mcp`` with so many *responses* to come."""
         self.ended = False  # the terminal event was seen whole
         self.strict = False  # a terminal event is expected: an end without it is a truncated answer
         self._fed = 0
-        self._events: _Events | None = None
+        self._events: _Events | mcp.Ends | None = None
         self._inflated: _Inflated | None = None
         coding = (encoding or b"").strip().lower()
-        if dialect in DIALECTS and media_type(content_type)[0] == b"text/event-stream":
+        known = ending in DIALECTS or (ending == "mcp" and responses > 0)
+        if ending is not None and known and media_type(content_type)[0] == b"text/event-stream":
             if coding in {b"gzip", b"x-gzip", b"deflate"}:
                 self._inflated = _Inflated(coding)
             elif coding not in {b"", b"identity"}:
                 return  # cannot be looked into
-            self._events = _Events(dialect)
+            self._events = mcp.Ends(responses) if ending == "mcp" else _Events(ending)
             self.strict = True
 
     def feed(self, chunk: bytes) -> int:
@@ -204,7 +209,7 @@ class _Inflated:
         self._given = 0
         self._passed = 0
 
-    def feed(self, chunk: bytes, events: _Events) -> int:
+    def feed(self, chunk: bytes, events: _Events | mcp.Ends) -> int:
         for n in range(len(chunk)):
             before = self._given
             text = self._inflate(chunk[n : n + 1])
