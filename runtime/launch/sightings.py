@@ -4,6 +4,7 @@ A table of ``/proc/net`` has a line for each socket of a network namespace; whos
 each call as it is made. What cannot be read in either is left out: both belong to others and may change.
 """
 
+import contextlib
 import ipaddress
 import re
 import sys
@@ -91,7 +92,7 @@ def _hexadecimal(text: str) -> Address:
 # ---- strace
 
 #: What the options of ``runtime.launch.watcher`` make strace tell.
-CALLS = "connect,sendto,sendmsg,sendmmsg,execve,clone,?clone3,?fork,?vfork"
+CALLS = "connect,listen,sendto,sendmsg,sendmmsg,execve,clone,?clone3,?fork,?vfork"
 _LINE = re.compile(r"(\d+) +(.*)")
 _RESUMED = re.compile(r"<\.\.\. \w+ resumed>")
 _UNFINISHED = " <unfinished ...>"
@@ -100,6 +101,7 @@ _RESULT = re.compile(r"= (-?\d+)(?: (E[A-Z0-9]+)\b.*)?$")
 _V4 = re.compile(r'sa_family=AF_INET, sin_port=htons\((\d+)\), sin_addr=inet_addr\("([^"]+)"\)')
 _V6 = re.compile(r'sa_family=AF_INET6, sin6_port=htons\((\d+)\)[^}]*?inet_pton\(AF_INET6, "([^"]+)"')
 _PEER = re.compile(r"->(\[?[0-9A-Fa-f:.]+\]?):(\d+)\Z")
+_BOUND = re.compile(r"(\[?[0-9A-Fa-f:.]+\]?):(\d+)\Z")
 _PROGRAM = re.compile(r'execve\("((?:[^"\\]|\\.)*)"')
 _STREAMS = ("TCP", "MPTCP", "SCTP", "socket", "")
 #: Calls on a socket that is connecting already.
@@ -129,6 +131,8 @@ class Trace:
         self.threads: dict[int, int] = {}
         #: Process -> the program that it runs.
         self.programs: dict[int, str] = {}
+        #: Where the processes listen.
+        self.listeners: set[Address] = set()
         self._open: dict[int, str] = {}  # thread -> a call that has not ended
         self._peers: dict[tuple[int, int], Address] = {}  # process, descriptor -> whom its datagrams go to
 
@@ -155,6 +159,9 @@ class Trace:
                 return self._connected(thread, call, text, result[2] or "")
             case "sendto" | "sendmsg" | "sendmmsg":
                 return self._sent(thread, call, text)
+            case "listen" if call[4] and (bound := _BOUND.match(call[4])) is not None:
+                with contextlib.suppress(ValueError):
+                    self.listeners.add(address(bound[1].strip("[]"), int(bound[2])))
             case "clone" | "clone3" if "CLONE_THREAD" in text and int(result[1]) > 0:
                 self.threads[int(result[1])] = self.process(thread)
             case "execve" if result[1] == "0" and (program := _PROGRAM.match(text)) is not None:

@@ -200,6 +200,7 @@ class Watcher:
                 for called in self._trace.read(line):
                     pid = _process_of(called.thread) or self._trace.process(called.thread)
                     self._note(pid, called.transport, called.address, traced=True, outcome=called.outcome)
+            self._listeners |= self._trace.listeners
 
     def _is_the_agents(self, pid: int) -> bool:
         """Whether *pid* is a process of the agent, and not strace; it is read anew when it runs another program."""

@@ -190,6 +190,19 @@ def test_threads_and_programs() -> None:
     assert trace.programs == {13: '/usr/bin/a b\\"c'}
 
 
+def test_where_it_listens() -> None:
+    trace = Trace()
+    for each in (
+        "7 listen(3<TCP:[127.0.0.1:33009]>, 128) = 0",
+        "7 listen(4<TCPv6:[[::]:34987]>, 128)      = 0",
+        "7 listen(5<TCP:[470507]>, 128) = 0",  # nobody knows where
+        '7 listen(6<UNIX-STREAM:[1,"/run/x"]>, 128) = 0',
+        "7 listen(7, 128) = 0",
+    ):
+        assert trace.read(each) == []
+    assert trace.listeners == {Address("127.0.0.1", 33009), Address("::", 34987)}
+
+
 # ---- what an address is
 
 SIDECAR = Address("127.0.0.1", 7777)
