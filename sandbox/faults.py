@@ -32,6 +32,7 @@ class Match:
     service: str | None = None
     method: str | None = None
     path: str | None = None
+    query: str | None = None  # a piece of the query
     body: str | None = None  # a piece of the body
     header: tuple[str, str] | None = None  # name, and a piece of the value
 
@@ -39,6 +40,8 @@ class Match:
         if self.service not in (None, service) or self.method not in (None, asked.method):
             return False
         if self.path is not None and not fnmatchcase(asked.path, self.path):
+            return False
+        if self.query is not None and self.query not in asked.query:
             return False
         if self.body is not None and self.body.encode() not in asked.body:
             return False

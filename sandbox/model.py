@@ -106,7 +106,7 @@ def _call(question: Question) -> Call | None:
 
 
 def _text(question: Question, draw: int) -> str:
-    if question.schema is not None:
+    if question.schema is not None and _task(question.system) is None:
         return json.dumps(_fit(question.schema, _first_object(question.said)))
     return reply(question.system, question.said, draw)
 
@@ -175,22 +175,39 @@ def _draft(data: dict[str, Any]) -> str:
     )
 
 
+def _research(data: dict[str, Any]) -> str:
+    topic = data.get("topic", "nothing")
+    return json.dumps({"queries": [f"{topic} {aspect}" for aspect in ("history", "in numbers", "criticism")]})
+
+
+def _sum_up(data: dict[str, Any]) -> str:
+    findings = data.get("findings", [])
+    told = " ".join(f"{each['title']} ({each['url']})." for each in findings)
+    return f"On {data.get('topic', 'nothing')} there are {len(findings)} findings. {told} More is not known."
+
+
 _TASKS: dict[str, Callable[[dict[str, Any]], str]] = {
     "plan meals": _plan,
     "choose products": _choose,
     "tell the household": _tell,
     "triage refund requests": _triage,
     "draft letters to customers": _draft,
+    "plan research": _research,
+    "sum up findings": _sum_up,
 }
 
 
 def reply(system: str, question: str, draw: int = 0) -> str:
     """What the model says to *question*."""
-    for phrase, task in _TASKS.items():
-        if phrase in system:
-            return task(_first_object(question))
+    task = _task(system)
+    if task is not None:
+        return task(_first_object(question))
     dice = hashlib.sha512(f"{system}\n{question}\n{draw}".encode("utf-8", "surrogatepass")).digest()
     return " ".join(_WORDS[byte % len(_WORDS)] for byte in dice[:24]).capitalize() + "."
+
+
+def _task(system: str) -> Callable[[dict[str, Any]], str] | None:
+    return next((task for phrase, task in _TASKS.items() if phrase in system), None)
 
 
 def _first_object(text: str) -> dict[str, Any]:

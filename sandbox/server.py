@@ -6,7 +6,8 @@ list), ``DELETE /faults``, ``POST /release``, ``GET /gates /counts /requests /ef
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ from sandbox.faults import Fault, Faults, read_fault
 from sandbox.forge import Forge
 from sandbox.ledger import Ledger
 from sandbox.llm import Llm
+from sandbox.mcp import Mcp
 from sandbox.messengers import SendGrid, Slack, Twilio
 from sandbox.passed import Passed
 from sandbox.payments import Payments
+from sandbox.search import Search
 from sandbox.service import Service
 from sandbox.shop import Crm, Mail, Orders, Pantry
 from sandbox.wire import Asked, Gone, Line
@@ -35,12 +38,14 @@ SERVICES: dict[str, type[Service]] = {
     "pantry": Pantry,
     "crm": Crm,
     "email": Mail,
+    "search": Search,
     "v1": Llm,
     "v1beta": Llm,
     "slack": Slack,
     "twilio": Twilio,
     "sendgrid": SendGrid,
     "github": Forge,
+    "mcp": Mcp,
     "any": Anything,
 }
 CONTROL = frozenset({"faults", "release", "gates", "counts", "requests", "effects", "log"})
@@ -126,13 +131,13 @@ class Server:
 
     async def _deliver(self, answer: Answer, asked: Asked, number: int, fault: Fault, line: Line, keep: bool) -> None:
         if fault.framing is not None:
-            answer = Answer(answer.status, answer.pieces, answer.headers, answer.type, fault.framing, answer.stream)
+            answer = replace(answer, framing=fault.framing)
         extra = (("Date", formatdate(usegmt=True)), ("Sandbox-Serial", str(number)))
         head = answer.head(extra=extra, keep=keep)
         if asked.method == "HEAD" or answer.status in (204, 304):
             await line.send(head)
             return
-        if len(answer.pieces) == 1 and fault is NO_FAULT:  # in one packet, as servers do
+        if len(answer.pieces) == 1 and answer.later is None and fault is NO_FAULT:  # in one packet, as servers do
             await line.send(head + answer.frame(answer.pieces[0]) + answer.tail)
             return
         await line.send(head)
@@ -155,6 +160,8 @@ class Server:
             await line.send(answer.frame(piece))
             passed += len(piece)
         else:
+            for piece in await self._later(answer, line):
+                await line.send(answer.frame(piece))
             gate = fault.hold_events.get(len(answer.pieces))
             if gate is not None and not await self.faults.gates[gate](line.gone):
                 raise Gone
@@ -162,6 +169,18 @@ class Server:
             await line.send(answer.tail)
         if cut is not None:
             self._drop(line, fault, "cut")
+
+    async def _later(self, answer: Answer, line: Line) -> Sequence[bytes]:
+        if answer.later is None:
+            return ()
+        pieces = asyncio.ensure_future(answer.later)
+        gone = asyncio.ensure_future(line.gone.wait())
+        await asyncio.wait((pieces, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not pieces.done():
+            raise Gone
+        gone.cancel()
+        await self.ledger.sync()
+        return pieces.result()
 
     def _drop(self, line: Line, fault: Fault, how: str) -> None:
         line.close(reset=fault.reset)

@@ -87,6 +87,14 @@ def test_mail_ignores_keys(sandbox: Sandbox, ask: Client) -> None:
     assert len(ask("GET", "/email/sent").json["data"]) == 2
 
 
+def test_a_search_finds_what_it_is_asked_for_and_has_no_effect(sandbox: Sandbox, ask: Client) -> None:
+    first, again, other = (ask("GET", f"/search?q={words}") for words in ("green+tea", "green%20tea", "tea"))
+    assert first.body == again.body != other.body
+    assert (first.json["q"], len(first.json["results"])) == ("green tea", 3)
+    assert ask("GET", "/search").status == ask("POST", "/search?q=tea").status == 404
+    assert sandbox.counts() == {}
+
+
 def test_order_status_changes_each_time(ask: Client) -> None:
     seen = [ask("GET", "/orders/A-7/status").json["status"] for _ in range(5)]
     assert seen == ["received", "picking", "packed", "shipped", "shipped"]

@@ -39,6 +39,10 @@ def hold_call(stage: Stage, calls: list[Received], n: int, gate: str) -> None:
         stage.sandbox.fault(**hold(calls, n, gate))
 
 
+def wait_said(path: Path, line: str) -> None:
+    until(lambda: path.exists() and f"{line}\n" in path.read_text("utf-8"), f"it says {line!r}")
+
+
 @pytest.mark.check_all
 @pytest.mark.parametrize("agent", [SUPPORT, RESEARCH], ids=lambda agent: str(agent.name))
 def test_killed_after_each_step(place: Place, tmp_path: Path, agent: Sdk) -> None:
@@ -52,7 +56,7 @@ def test_killed_after_each_step(place: Place, tmp_path: Path, agent: Sdk) -> Non
         command = ["env", *given, "sh", "-c", LINGERING, "sh", *agent.command(), str(stage.folder)]
         launcher = stage.launch(*command)
         for n, step in enumerate(steps, 1):
-            until(lambda step=step: said.exists() and f"{step}\n" in said.read_text(), f"it says {step!r}")
+            wait_said(said, step)
             linger.write_text(f"{n + 1}:{stage.folder}")
             stage.kill()
         came = stage.came(launcher)
@@ -108,7 +112,10 @@ print(text)
 """
 
 
-@pytest.mark.parametrize("how", [{}, {"clean": True}], ids=["cut", "cut with a clean end"])
+@pytest.mark.parametrize(
+    "how",
+    [pytest.param({}, id="cut", marks=pytest.mark.check_all), pytest.param({"clean": True}, id="cut with a clean end")],
+)
 def test_openais_sdk_gives_no_half_text(place: Place, tmp_path: Path, how: dict[str, bool]) -> None:
     program = tmp_path / "half.py"
     program.write_text(HALF)
