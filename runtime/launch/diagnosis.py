@@ -228,7 +228,7 @@ _CURES = {
 
 def lines(found: Diagnosis) -> list[str]:
     """The report."""
-    out = [f"doctor · run {found.run} · {found.ended} · {found.command}"]
+    out = [f"doctor · run {found.run} · {found.ended} · {_short(found.command)}"]
     out += _section(f"a name that only the sidecar knows, asked for by {found.interpreter}", _probes(found.probes))
     arrived = [f"{host}  {_fates(fates)}" for host, fates in found.requests.items()]
     out += _section("requests that arrived", arrived)

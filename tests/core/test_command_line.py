@@ -26,6 +26,13 @@ from runtime.settings import Settings, load
         (["up", "--port", "65536"], "from 0 (a free one) to 65535"),
         (["up", "--port", "-1"], "from 0 (a free one) to 65535"),
         (["up", "--host", ""], "every address"),
+        (["doctor"], "no command: twiceshy doctor"),
+        (["doctor", "x", "--", "true"], "stands before the --: twiceshy doctor"),
+        (["doctor", "--", "/no/such"], "no such file or command"),
+        (["doctor", "--seconds", "0", "--", "true"], "a number above 0"),
+        (["doctor", "--seconds", "inf", "--", "true"], "a number above 0"),
+        (["doctor", "--allow", "a:b", "--", "true"], "HOST, HOST:PORT, :PORT or NETWORK"),
+        (["doctor", "--allow", "no.such.twiceshy.internal:1", "--", "true"], "HOST, HOST:PORT, :PORT or NETWORK"),
     ],
 )
 def test_nonsense_is_one_line_and_exit_code_2(

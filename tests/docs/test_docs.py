@@ -1,8 +1,10 @@
-"""The docs say what there is: every setting, every refusal, every field of a rule."""
+"""The docs say what there is: every setting, every refusal, every field of a rule, every verb."""
 
+import argparse
 import re
 from pathlib import Path
 
+from proxy import cli
 from proxy.refusals import CODES
 from proxy.routes import Route
 from runtime.settings import Settings
@@ -22,6 +24,24 @@ def test_every_refusal_is_documented_with_its_status() -> None:
 def test_every_field_of_a_rule_is_documented() -> None:
     text = (DOCS / "rules.md").read_text("utf-8")
     assert [name for name in Route.model_fields if f"| `{name}` |" not in text] == []
+
+
+def test_every_verb_is_documented() -> None:
+    text = "".join(page.read_text("utf-8") for page in (DOCS.parent / "README.md", *DOCS.glob("*.md")))
+    assert [verb for verb in verbs() if not re.search(rf"\btwiceshy {verb}\b", text)] == []
+
+
+def test_every_option_of_doctor_is_documented() -> None:
+    text = (DOCS / "doctor.md").read_text("utf-8")
+    own = [action.option_strings[-1] for action in verbs()["doctor"]._actions
+           if action.option_strings and not action.dest.startswith("setting_") and action.dest != "help"]  # fmt: skip
+    assert [option for option in own if f"| `{option}" not in text] == []
+
+
+def verbs() -> dict[str, argparse.ArgumentParser]:
+    """The verbs of the command line and their arguments."""
+    [found] = [each for each in cli.parser()._actions if isinstance(each, argparse._SubParsersAction)]
+    return dict(found.choices)
 
 
 def settings_page() -> str:
