@@ -28,13 +28,15 @@ AGENTS_READY := $(AGENTS)/.ready-$(SERIES)
 SDKS_READY := $(AGENTS)/.sdks-$(SERIES)
 NODE_READY := tests/sdk/node/node_modules/.package-lock.json
 
-.PHONY: help demo test check check-all bench format lock
+.PHONY: help demo agents test check check-all bench format lock
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(READY) ## kill an agent and its sidecar at the worst moment, and see nothing happen twice
 	@$(PY) -m sandbox.demo
+
+agents: $(READY) $(AGENTS_READY) ## set up what the example agents are written with (docs/models.md)
 
 test: $(READY) $(AGENTS_READY) ## the tests (but those that take minutes)
 	$(PY) -m pytest -n $(WORKERS) $(ARGS)
