@@ -38,7 +38,7 @@ class Sdk:
     #: Where a refusal's words are read: the exception has our message, or only the reason phrase.
     words: Literal["message", "reason"] = "message"
     upstream: Literal["sandbox", "moto"] = "sandbox"
-    quick: bool = False  # one for each HTTP stack: tried by `make test` too
+    quick: bool = False  # tried by `make test` too: one for each HTTP stack that no other test has
 
     @property
     def node(self) -> bool:
@@ -114,7 +114,7 @@ GPT, CLAUDE = ("openai/gpt-5-mini",), ("anthropic/claude-sonnet-4-5",)
 
 SDKS = [
     Sdk("openai", "openai", "openai_sync.py", OPENAI, stack="httpx2", quick=True),
-    Sdk("openai, async", "openai", "openai_async.py", OPENAI, stack="httpx2"),
+    Sdk("openai Responses, async", "openai", "openai_async.py", OPENAI, stack="httpx2"),
     Sdk("anthropic", "anthropic", "anthropic_sync.py", ANTHROPIC, stack="httpx2"),
     Sdk("anthropic, async", "anthropic", "anthropic_async.py", ANTHROPIC, stack="httpx2"),
     Sdk("google-genai", "google-genai", "google_genai_sync.py", GEMINI, stack="httpx2"),
@@ -156,7 +156,13 @@ SDKS = [
     Sdk("curl", "curl", "curl.sh"),
 ]
 
-#: For a test that is made once for each of them.
-EACH = pytest.mark.parametrize(
-    "sdk", [pytest.param(sdk, id=sdk.name, marks=() if sdk.quick else pytest.mark.check_all) for sdk in SDKS]
-)
+#: What goes past the sidecar, and what to do.
+UNREACHED = {
+    "`urllib3.PoolManager`": "it reads no proxy variable and goes straight out; use `ProxyManager`",
+    "`aiohttp.ClientSession(trust_env=False)`": "goes straight out; leave it away",
+    "a dispatcher that a Node program gives undici or `fetch` itself, but `ProxyAgent`": "goes straight out",
+}
+
+#: For a test that is made once for each of them, and for one that `make test` makes too.
+EACH = pytest.mark.parametrize("sdk", [pytest.param(sdk, id=sdk.name, marks=pytest.mark.check_all) for sdk in SDKS])
+QUICK = pytest.mark.parametrize("sdk", [pytest.param(sdk, id=sdk.name) for sdk in SDKS if sdk.quick])

@@ -5,24 +5,24 @@ Judged by what its program printed and by what the sandbox received, against a r
 
 from pathlib import Path
 
-import pytest
-
 from tests.sdk.place import Came, Place, hold, restarts
 from tests.sdk.results import note
-from tests.sdk.sdks import EACH, Sdk
+from tests.sdk.sdks import EACH, QUICK, Sdk
 
 
 @EACH
 def test_killed_everywhere(sdk: Sdk, place: Place, tmp_path: Path) -> None:
-    try:
-        found = sdk.version()
-    except LookupError as error:
-        pytest.skip(str(error))
-    with note("kills", sdk, found) as result:
+    with note("kills", sdk) as result:
         port, whole = undisturbed(place, sdk, tmp_path)
         result.count(after=len(whole.lines), inside=len(whole.calls))
         killed_after_each_step(place, sdk, tmp_path, port, whole)
         killed_inside_each_call(place, sdk, tmp_path, port, whole)
+
+
+@QUICK
+def test_killed_inside_each_call(sdk: Sdk, place: Place, tmp_path: Path) -> None:
+    port, whole = undisturbed(place, sdk, tmp_path)
+    killed_inside_each_call(place, sdk, tmp_path, port, whole)
 
 
 def undisturbed(place: Place, sdk: Sdk, folder: Path) -> tuple[int, Came]:

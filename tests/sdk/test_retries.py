@@ -6,25 +6,18 @@ from typing import Any
 import pytest
 
 from tests.sdk.place import Place, Stage
+from tests.sdk.results import installed
 from tests.sdk.sdks import OPENAI, SDKS, Sdk
 
 pytestmark = pytest.mark.check_all
 
-BY_NAME = {sdk.name: sdk for sdk in SDKS}
 IMPATIENT = Sdk("openai, 1 s", "openai", "openai_impatient.py", OPENAI)
-
-
-def installed(sdk: Sdk) -> Sdk:
-    try:
-        sdk.version()
-    except LookupError as error:
-        pytest.skip(str(error))
-    return sdk
 
 
 def test_an_impatient_openai_joins_its_own_call(place: Place, tmp_path: Path) -> None:
     """Its retries, of which there are two after a time limit of 1 s each, find the call that is under way."""
-    with place.stage(installed(IMPATIENT), tmp_path / "run") as stage:
+    installed(IMPATIENT)
+    with place.stage(IMPATIENT, tmp_path / "run") as stage:
         stage.sandbox.fault(match={"path": "/v1/chat/completions"}, delay=3.0)
         came = stage.came(stage.start())
         assert len(came.calls) == len(came.effects) == len(came.lines) == 1
@@ -42,7 +35,9 @@ def test_an_impatient_openai_joins_its_own_call(place: Place, tmp_path: Path) ->
 )
 def test_done_and_not_said(name: str, path: str, fault: dict[str, Any], place: Place, tmp_path: Path) -> None:
     """PyGithub tries eleven times, slack_sdk twice after a lost connection: it is done once, and a person is asked."""
-    with place.stage(installed(BY_NAME[name]), tmp_path / "run") as stage:
+    sdk = next(sdk for sdk in SDKS if sdk.name == name)
+    installed(sdk)
+    with place.stage(sdk, tmp_path / "run") as stage:
         stage.sandbox.fault(match={"path": path}, **fault)
         code, _, err = stage.end(stage.start())
         assert (code, hits(stage, path)) == (3, 1), err

@@ -6,16 +6,14 @@ from telling import QUESTION, mail, tell
 
 async def main() -> None:
     async with AsyncOpenAI() as client:
-        asked = [{"role": "user", "content": QUESTION}]
-        first = await client.chat.completions.create(model="gpt-5-mini", messages=asked)
-        said = first.choices[0].message.content
-        tell(said)
+        first = await client.responses.create(model="gpt-5-mini", input=QUESTION)
+        tell(first.output_text)
 
-        tell(mail(said))
+        tell(mail(first.output_text))
 
-        asked += [{"role": "assistant", "content": said}, {"role": "user", "content": "And in French?"}]
-        events = await client.chat.completions.create(model="gpt-5-mini", messages=asked, stream=True)
-        tell([event.choices[0].delta.content async for event in events])
+        asked = f"{first.output_text} And in French?"
+        events = await client.responses.create(model="gpt-5-mini", input=asked, stream=True)
+        tell([event.delta async for event in events if event.type == "response.output_text.delta"])
 
 
 asyncio.run(main())
