@@ -22,9 +22,13 @@ BEDROCK = "bedrock-runtime.eu-west-1.amazonaws.com"
 AI_STUDIO = "generativelanguage.googleapis.com"
 
 
-def rule(host: str, path: str, body: Any = None, method: str = "POST") -> Rule:
+HEADERS = ((b"Content-Type", b"application/json"),)
+VERSION = (b"anthropic-version", b"2023-06-01")
+
+
+def rule(host: str, path: str, body: Any = None, method: str = "POST", versioned: bool = True) -> Rule:
     text = b"{}" if body is None else json.dumps(body).encode()
-    return BUILT.match(Request(method, "https", host, 443, path, ((b"Content-Type", b"application/json"),), text))
+    return BUILT.match(Request(method, "https", host, 443, path, (*HEADERS, VERSION) if versioned else HEADERS, text))
 
 
 # ---- by host
@@ -189,6 +193,11 @@ def test_hosted_tools_of_strangers_are_not_trusted(path: str, body: Any) -> None
     assert rule("example.test", path, body).effect is ONCE
 
 
+def test_messages_without_the_header_of_that_api_are_somebody_elses() -> None:
+    assert rule("localhost", "/v1/messages", MESSAGES, versioned=False).effect is ONCE
+    assert rule("api.anthropic.com", "/v1/messages", MESSAGES, versioned=False).effect is REPEATABLE
+
+
 def test_other_methods_are_not_meant() -> None:
     assert rule("localhost", "/v1/chat/completions", CHAT, method="GET").effect is Effect.READ
     assert rule("localhost", "/v1/chat/completions", CHAT, method="PUT").effect is Effect.IDEMPOTENT
@@ -196,7 +205,6 @@ def test_other_methods_are_not_meant() -> None:
 
 def test_a_rule_of_ones_own_comes_first() -> None:
     own = {"host": "localhost:9000", "path": "/v1/chat/completions", "methods": ["POST"], "effect": "at_most_once"}
-    headers = ((b"Content-Type", b"application/json"),)
-    request = Request("POST", "http", "localhost", 9000, "/v1/chat/completions", headers, json.dumps(CHAT).encode())
+    request = Request("POST", "http", "localhost", 9000, "/v1/chat/completions", HEADERS, json.dumps(CHAT).encode())
     assert BUILT.match(request).effect is REPEATABLE
     assert Rules.load([own]).match(request).effect is ONCE
