@@ -6,6 +6,7 @@ import contextlib
 import ipaddress
 import json
 import os
+import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -49,6 +50,8 @@ async def doctor(arguments: argparse.Namespace) -> int:
                 found = await examine(settings, order, wish, keeping, signals, Voice())
         finally:
             signals.close()
+        if found is None:
+            return signals.leave(128 + (signals.interrupted_by() or signal.SIGINT))
         if arguments.json:
             os.write(out, json.dumps(as_json(found), indent=2).encode() + b"\n")
         else:

@@ -8,9 +8,9 @@ import json
 import os
 import shlex
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from runtime import runs
 from runtime.keeping import Keeping
@@ -23,6 +23,8 @@ from runtime.launch.sightings import Address, Allowed, address
 from runtime.launch.signals import Signals
 from runtime.launch.voice import Voice
 from runtime.settings import Settings
+
+T = TypeVar("T")
 
 #: What is seen at the moment when it happens is said so often; the report has all.
 SAID = 20
@@ -39,8 +41,11 @@ class Wish:
 
 async def examine(
     settings: Settings, order: launcher.Order, wish: Wish, keeping: Keeping, signals: Signals, voice: Voice
-) -> Diagnosis:
-    """Run the agent once and say what was seen. Raises UsageError when it cannot be started."""
+) -> Diagnosis | None:
+    """Run the agent once and say what was seen; None: interrupted before it was started.
+
+    Raises UsageError when it cannot be started.
+    """
     check(order.command)
     assert order.kit is not None
     patient = Patient(lambda: keeping.dsn, "doctor", voice.say)
@@ -54,7 +59,11 @@ async def examine(
         )  # fmt: skip
         voice.say(f"run {run}: it is run once, and what it does is done for real; `twiceshy show {run}` has it after")
         given = environment(os.environ, run=run, token=claim.token, proxy=keeping.proxy, kit=order.kit)
-        who, asked = await probes.ask(order.command, given, run=run, sidecar=keeping.sidecar)
+        answered = await _unless(signals, probes.ask(order.command, given, run=run, sidecar=keeping.sidecar))
+        if answered is None:
+            await _write_down(patient, claim, Ended(Why.INTERRUPTED))
+            return None
+        who, asked = answered
         await patient.ask(runs.renew, run, runs.hash_token(claim.token), settings.lease)
         strace, why = (None, "") if wish.strace is False else await asyncio.to_thread(watcher.tracer)
         must = {name: given[name] for name in PROXY_NAMES}
@@ -72,6 +81,19 @@ async def examine(
         if lock is not None:
             lock.release()
         await patient.close()
+
+
+async def _unless(signals: Signals, work: Coroutine[Any, Any, T]) -> T | None:
+    """What *work* comes to; None when we are interrupted before."""
+    working = asyncio.create_task(work)
+    enough = asyncio.create_task(signals.enough.wait())
+    try:
+        await asyncio.wait({working, enough}, return_when=asyncio.FIRST_COMPLETED)
+        return None if enough.done() else working.result()
+    finally:
+        enough.cancel()
+        working.cancel()
+        await asyncio.gather(enough, working, return_exceptions=True)
 
 
 def _sidecar(keeping: Keeping) -> Address:

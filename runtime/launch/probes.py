@@ -71,9 +71,10 @@ async def _run(command: Sequence[str], environment: Mapping[str, str]) -> tuple[
     except TimeoutError:
         return 124, b"", b""
     finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
     return process.returncode or 0, output, said
 
 

@@ -7,6 +7,7 @@ not trust its CA; that they connected at all is what matters.
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -16,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from runtime.launch import watcher
+from runtime.launch import probes, watcher
+from runtime.launch.diagnosis import Outcome
 from sandbox.client import Sandbox
 from tests.conftest import _still_keeping, fresh_database, scratch
 from tests.kill.launchers import Bench, World, until
@@ -138,6 +140,16 @@ print("this is no JSON")
     assert bench.made("orders") == 1
     assert bench.world.status(found["run"]) == "done"
     assert "/orders" in bench.verb("show", found["run"]).stdout
+
+
+async def test_nobody_is_waited_for_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "WITHIN", 0.2)
+    (tmp_path / "python").write_text('#!/bin/sh\necho $$ > "$0.pid"\nsleep 1000\n')
+    (tmp_path / "python").chmod(0o755)
+    who, [asked] = await probes.ask([str(tmp_path / "python"), "agent.py"], os.environ, run="r", sidecar="s")
+    assert who == str(tmp_path / "python")
+    assert (asked.outcome, asked.words) == (Outcome.FAILED, "nothing was said within 0.2 s")
+    assert not lives(int((tmp_path / "python.pid").read_text()))
 
 
 # ---- what goes past it
@@ -409,6 +421,17 @@ def test_a_program_without_an_end(bench: Bench, way: tuple[str, ...]) -> None:
     assert found["arrived"] == {f"127.0.0.1:{bench.sandbox.port}": {"journalled": 1}}
     code, found = doctor(bench, flags=[*way, "--seconds", "0.5"])
     assert (code, found["ended"]) == (0, "ended after 0.5 s")
+
+
+@pytest.mark.check_all
+def test_it_is_interrupted_before_the_program_was_started(bench: Bench) -> None:
+    (bench.folder / "python").write_text(f"#!/bin/sh\ntouch {bench.folder}/asked\nexec sleep 1000\n")
+    (bench.folder / "python").chmod(0o755)
+    under_way = Examined(bench, (), [str(bench.folder / "python"), str(bench.program)])
+    until((bench.folder / "asked").exists, "a probe is under way")
+    under_way.process.send_signal(signal.SIGINT)
+    assert under_way.process.wait(60) == 128 + signal.SIGINT
+    assert not bench.agents()
 
 
 @pytest.mark.check_all
