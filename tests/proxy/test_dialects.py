@@ -92,6 +92,9 @@ def test_a_stream_that_is_cut_is_asked_again(
     if dialect.name == "openai_chat" and late and how in ({"clean": True}, {"framing": "close"}):
         # All choices are finished and the framing is in order: only [DONE] is missing, which some servers leave out.
         assert came + client.body_until(None) == b"".join(sent[:at])
+        shared.end(first, "died")
+        again = shared.claim(run).ask("POST", shared.url(dialect.path), dialect.body)
+        assert (again.replayed, again.cut, again.body) == (True, False, b"".join(sent[:at]))
         return
     rest, whole = unchunked(client.rest_of_cut())
     assert (came + rest, whole) == (b"".join(sent[:at]), False)
