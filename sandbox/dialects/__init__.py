@@ -1,4 +1,4 @@
-"""The wire forms of the LLM endpoints: each module reads one kind of question and writes one kind of answer. Pure.
+"""The wire forms of the LLM endpoints: each module reads one kind of question and writes one kind of answer.
 
 Each has ``read(body, path)``, ``plain(said)``, ``events(said, question)`` and ``refusal(status, message)``. What
 they write has the fields that the providers' SDKs look for, not all that a provider sends.
