@@ -1,7 +1,7 @@
 """An answer, and the ways to frame it on the wire."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Literal
@@ -21,6 +21,8 @@ class Answer:
     framing: Framing = "length"
     #: What a fault needs to know about the pieces; not sent.
     stream: bool = False
+    #: Further pieces, once somebody has said what they depend on.
+    later: Awaitable[Sequence[bytes]] | None = None
 
     def head(self, *, extra: tuple[tuple[str, str], ...] = (), keep: bool = True) -> bytes:
         """The status line and headers, as they go out before the pieces."""
