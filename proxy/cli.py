@@ -100,7 +100,7 @@ def parser() -> argparse.ArgumentParser:
     resolve.add_argument("step", metavar="STEP", help="its key or number, or a beginning that fits no other open one")
     how = "assume_done: it happened, and the agent gets the answer given here; send_again: it did not"
     resolve.add_argument("how", choices=["assume_done", "send_again"], help=how)
-    resolve.add_argument("--status", type=int, default=200, help="of the answer (default: %(default)s)")
+    resolve.add_argument("--status", type=int, help="of the answer (default: 200)")
     resolve.add_argument("--header", action="append", default=[], metavar="NAME:VALUE", help="of the answer")
     body = "of the answer (default: {}, as JSON); @FILE reads it from a file"
     resolve.add_argument("--body", metavar="TEXT", help=body)

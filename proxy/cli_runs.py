@@ -109,9 +109,11 @@ async def resolve(arguments: argparse.Namespace) -> int:
     if not arguments.step:
         raise UsageError(f"no step is named; twiceshy show {arguments.run} lists what is open")
     headers = tuple(_header(text) for text in arguments.header)
-    if how == "send_again" and (headers or arguments.body is not None or arguments.status != 200):
+    if how == "send_again" and (headers or arguments.body is not None or arguments.status is not None):
         raise UsageError("--status, --header and --body are the answer of assume_done; send_again gets a real one")
-    if not 200 <= arguments.status <= 599:
+    if arguments.status is None and (headers or arguments.body is not None):
+        arguments.status = 200
+    if arguments.status is not None and not 200 <= arguments.status <= 599:
         raise UsageError(f"--status {arguments.status}: no status that ends a request")
     body = b"{}" if arguments.body is None else text_or_file(arguments.body)
     if b"content-type" not in {name.lower() for name, _ in headers} and _is_json(body):

@@ -198,11 +198,14 @@ WHERE u.id = $1;
 -- put_result: the result of a run that is running under this token
 UPDATE twiceshy.run u SET result = $3 WHERE u.id = $1 AND u.token_hash = $2 AND u.status = 'running' RETURNING u.id;
 
--- step: one step, with its last answer's place and finality, and whether its last exchange brought it
+-- step: one step, with its last answer's place and finality, whether its last exchange brought it, and was acted on
 SELECT s.key, s.state, s.place, s.method, s.url, a.n AS last_n, a.finality AS last_finality,
-    a.exchange = s.exchange AS last_is_newest
+    a.exchange = s.exchange AS last_is_newest,
+    EXISTS (
+        SELECT FROM twiceshy.step t WHERE t.run_id = s.run_id AND t.begun > a.recorded AND t.effect <> 'read'
+    ) AS acted_on
 FROM twiceshy.step s LEFT JOIN LATERAL (
-    SELECT a.n, a.finality, a.exchange FROM twiceshy.answer a WHERE a.run_id = s.run_id AND a.key = s.key ORDER BY a.n DESC LIMIT 1
+    SELECT a.n, a.finality, a.exchange, a.recorded FROM twiceshy.answer a WHERE a.run_id = s.run_id AND a.key = s.key ORDER BY a.n DESC LIMIT 1
 ) a ON true
 WHERE s.run_id = $1 AND s.key = $2;
 

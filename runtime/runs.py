@@ -266,14 +266,15 @@ async def resolve(
     step_key: str,
     how: How,
     *,
-    status: int = 200,
+    status: int | None = None,
     headers: Headers = (),
     body: bytes = b"",
 ) -> RunStatus:
     """Settle an ambiguous step. Settling the last open one queues the run. Returns what the run is now.
 
-    *assume_done*: it happened. An answer that left it open becomes the outcome; where there was none, the one
-    given here is replayed. *send_again*: it did not; it goes out when the next attempt asks for it.
+    *assume_done*: it happened, and the answer given here (*status* None: a 200 with this body) is replayed. Only where
+    the run had gone on after an answer that left it open, and *status* is None, does that one become the outcome: the
+    agent must walk the same way again. *send_again*: it did not; it goes out when the next attempt asks for it.
     """
     run = await _lock(connection, run_id)
     step = await connection.fetchrow(sql("step"), run_id, step_key)
@@ -286,12 +287,15 @@ async def resolve(
         await connection.execute(sql("settle_step"), run_id, step_key, State.NOT_SENT, "settled: send_again")
     elif how == "assume_done":
         await connection.execute(sql("settle_step"), run_id, step_key, State.ANSWERED, "settled: assume_done")
-        if step["last_finality"] == Finality.DOUBTFUL and step["last_is_newest"]:
+        in_doubt = step["last_finality"] == Finality.DOUBTFUL and step["last_is_newest"]
+        if in_doubt and step["acted_on"] and status is None:
             await connection.execute(sql("settle_answer"), run_id, step_key, step["last_n"])
         else:
             counter = run["counter"] + 1
+            status = 200 if status is None else status
+            place = step["last_n"] if in_doubt else step["place"]
             await connection.execute(
-                sql("own_answer"), run_id, step_key, step["place"], counter, run["attempt"], status, _reason(status),
+                sql("own_answer"), run_id, step_key, place, counter, run["attempt"], status, _reason(status),
                 rows.encode_headers(headers), body,
             )  # fmt: skip
             await connection.execute(sql("count_run"), run_id, counter)

@@ -1,6 +1,7 @@
 """What a launcher, a person and the command line do with a run."""
 
 import asyncio
+from typing import Any
 
 import asyncpg
 import pytest
@@ -228,6 +229,25 @@ async def test_assume_done_gives_the_answer_to_replay(scene: Scene) -> None:
     line = (await scene.call(runs.steps))[0]
     assert str(exchange) in (line.evidence or "")
     assert line.statuses == (201,)
+
+
+@pytest.mark.parametrize(
+    ("given", "acted", "statuses"),
+    [({}, False, [200]), ({"status": 202}, False, [202]), ({"status": 202}, True, [202]), ({}, True, [500])],
+)
+async def test_assume_done_takes_the_place_of_an_answer_in_doubt(
+    scene: Scene, given: dict[str, Any], acted: bool, statuses: list[int]
+) -> None:
+    """An agent that fails at a 500 would fail at it for ever. One that went on after it walks as it did."""
+    await scene.step("k", facts=DOUBTFUL)
+    if acted:
+        await scene.step("later")
+    await scene.end("failed")
+    assert await scene.call(runs.resolve, "k", "assume_done", **given) is RunStatus.QUEUED
+    assert await scene.statuses() == statuses
+    assert {line.key: line for line in await scene.call(runs.steps)}["k"].finality is Finality.FINAL
+    after = await scene.again()
+    assert await after.end("failed") is RunStatus.QUEUED
 
 
 async def test_assume_done_stands_where_the_lost_answer_would(scene: Scene) -> None:
