@@ -104,6 +104,7 @@ async def serve(settings: Settings, dsn: str, folder: Path, state: Path, host: s
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
+    loop.add_signal_handler(signal.SIGUSR1, _tell_tasks)
     beating = asyncio.create_task(_beat(journal, attempts, upstream, doors, pulse, identity, settings.lease))
     print(json.dumps({"id": identity, "port": port}), flush=True)
     await stopping.wait()
@@ -122,6 +123,12 @@ async def serve(settings: Settings, dsn: str, folder: Path, state: Path, host: s
     with contextlib.suppress(DatabaseAway):
         await journal.retire(identity)
     await journal.close()
+
+
+def _tell_tasks() -> None:
+    """SIGUSR1: say on standard error what every task waits for."""
+    for task in asyncio.all_tasks():
+        task.print_stack(limit=8, file=sys.stderr)
 
 
 async def _beat(
