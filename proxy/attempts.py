@@ -103,6 +103,8 @@ class Run:
 
         *instead*: what it was counted as before.
         """
+        if target.internal:
+            return
         host = target.host if target.port in (80, 443) else f"{target.host}:{target.port}"
         if host not in self.arrived and len(self.arrived) >= HOSTS:
             host = OTHERS

@@ -73,9 +73,9 @@ async def examine(
             ended, words = await _attempt(attempt, wish)
             watch.end()
             await _write_down(patient, claim, ended)
-            last = await patient.ask(runs.last_attempt, run)
+            row, last = await patient.ask(runs.get_run, run), await patient.ask(runs.last_attempt, run)
             return _diagnosis(
-                order, claim, words, who, asked, watch, _limits(strace, why, watch), None if last is None else last.tape
+                order, row, words, who, asked, watch, _limits(strace, why, watch), None if last is None else last.tape
             )
     finally:
         if lock is not None:
@@ -164,7 +164,7 @@ def _limits(strace: str | None, why: str, watch: watcher.Watcher) -> list[str]:
 
 
 def _diagnosis(
-    order: launcher.Order, claim: runs.Claim, ended: str, who: str, asked: list[Probe], watch: watcher.Watcher,
+    order: launcher.Order, row: runs.RunRow, ended: str, who: str, asked: list[Probe], watch: watcher.Watcher,
     limits: list[str], tape: bytes | None,
 ) -> Diagnosis:  # fmt: skip
     told = _report(tape)
@@ -172,12 +172,14 @@ def _diagnosis(
     notes = []
     if ended not in ("exit code 0", "interrupted"):
         notes.append("what it would have done after its end was not seen")
+    if row.status.stopped:
+        notes.append(f"the run is {row.status}, and its requests were refused: `twiceshy show {row.id}` says why")
     if not asked:
         notes.append("no client was tried beforehand: the program's interpreter is not known, and there is no curl")
     if tape is None:
         notes.append("the sidecar wrote down nothing of this attempt: which requests arrived is not known")
     return Diagnosis(
-        claim.run_id, shlex.join(order.command), ended, watch.how, limits, who, asked,
+        row.id, shlex.join(order.command), ended, watch.how, limits, who, asked,
         arrived={str(host): dict(fates) for host, fates in told.get("arrived", {}).items()},
         distrusts=[hint for hint in hints if not hint.startswith(probes.HOST)],
         connections=watch.connections(), notes=notes,

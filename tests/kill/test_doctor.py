@@ -119,7 +119,9 @@ def causes(found: dict[str, Any]) -> dict[str, str]:
 # ---- a program that is well
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", [(), pytest.param(("--no-strace",), marks=pytest.mark.check_all)], ids=["as it is", "proc"]
+)
 def test_a_program_all_of_which_is_journalled(bench: Bench, way: tuple[str, ...]) -> None:
     bench.agent("""
 order(); call("GET", "/pantry")
@@ -421,6 +423,28 @@ def test_a_program_without_an_end(bench: Bench, way: tuple[str, ...]) -> None:
     assert found["arrived"] == {f"127.0.0.1:{bench.sandbox.port}": {"journalled": 1}}
     code, found = doctor(bench, flags=[*way, "--seconds", "0.5"])
     assert (code, found["ended"]) == (0, "ended after 0.5 s")
+
+
+@pytest.mark.check_all
+@pytest.mark.parametrize("way", WAYS)
+def test_doctor_dies_and_so_does_the_program(bench: Bench, way: tuple[str, ...]) -> None:
+    """strace with it."""
+    bench.agent('open(HERE + "/began", "w").close(); until("never")')
+    under_way = Examined(bench, way, bench.command)
+    until((bench.folder / "began").exists, "it began")
+    assert bench.agents()
+    under_way.process.kill()
+    until(lambda: not bench.agents(), "no agent is left")
+
+
+@pytest.mark.check_all
+def test_a_run_that_stops_is_told_of(bench: Bench) -> None:
+    bench.sandbox.fault(match={"path": "/email/send"}, drop="after")
+    bench.agent("try: mail()\nexcept urllib.error.HTTPError: until('never')")
+    code, found = doctor(bench)
+    assert (code, found["ended"]) == (0, "the run is ambiguous")
+    assert found["arrived"] == {f"127.0.0.1:{bench.sandbox.port}": {"journalled": 1}}
+    assert any(f"twiceshy show {found['run']}" in note for note in found["notes"])
 
 
 @pytest.mark.check_all
