@@ -28,10 +28,10 @@ AGENTS_READY := $(AGENTS)/.ready-$(SERIES)
 SDKS_READY := $(AGENTS)/.sdks-$(SERIES)
 NODE_READY := tests/sdk/node/node_modules/.package-lock.json
 
-.PHONY: help demo agents test check check-all bench format lock
+.PHONY: help demo agents test check check-all proof-nemesis bench format lock
 
 help: ## say what there is
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(READY) ## kill an agent and its sidecar at the worst moment, and see nothing happen twice
 	@$(PY) -m sandbox.demo
@@ -50,6 +50,9 @@ check: $(READY) ## style, types, import contracts
 
 check-all: check $(SDKS_READY) $(NODE_READY) ## check, and every test there is, however long it takes
 	$(PY) -m pytest -n $(WORKERS) --tier all $(ARGS)
+
+proof-nemesis: $(READY) ## ten minutes of killing everything; what came of it goes to bench/NEMESIS.txt
+	@$(PY) -m bench.nemesis --seconds 600 --runs 4 --out bench/NEMESIS.txt
 
 bench: $(READY) ## measure; the figures go to bench/RESULTS.md
 	@$(PY) -m bench

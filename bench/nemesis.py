@@ -252,7 +252,8 @@ def main() -> int:
     lines = [
         f"seed {arguments.seed}, {took:.0f} s: {sum(result.good for result in results)} of {len(results)} runs good",
         "deeds: " + ", ".join(f"{name} {count}" for name, count in sorted(world.deeds.items())),
-        f"{sum(len(each.codes) for each in results)} launchers, {sum(each.calls for each in results)} model calls repeated",
+        f"launchers: {sum(len(each.codes) for each in results)}",
+        f"model calls repeated: {sum(each.calls for each in results)}",
         *(f"BAD {result.run}: {result.words}" for result in results if not result.good),
     ]
     print("\n".join(lines))

@@ -225,6 +225,9 @@ class Postgres:
         )
         with os.fdopen(open_log(self.log), "ab") as log:
             log.write(done.stdout)
+        if done.returncode < 0:
+            name = signal.Signals(-done.returncode).name
+            raise DatabaseAway(f"{command[0]}, which sets embedded PostgreSQL up, was killed ({name})")
         if done.returncode or b"FATAL" in done.stdout or b"ERROR" in done.stdout:
             said = " / ".join(done.stdout.decode("utf-8", "replace").strip().splitlines()[-3:])
             raise UsageError(f"embedded PostgreSQL cannot be set up ({command[0]}: {said}): make that right, {ADVICE}")

@@ -165,6 +165,17 @@ async def test_initialisation_that_was_cut_off_is_begun_again() -> None:
         postgres.stop()
 
 
+def test_a_setting_up_that_was_killed_may_pass(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Out of memory, or an impatient person: nothing that is to be made right."""
+    postgres = Postgres(folder, QUICK)
+    postgres._binaries = folder
+    (folder / "initdb").write_text("#!/bin/sh\nkill -9 $$\n")
+    (folder / "initdb").chmod(0o755)
+    monkeypatch.setattr(postgres, "_as_owner", dict)
+    with pytest.raises(DatabaseAway, match="initdb.*SIGKILL"):
+        postgres._once(["initdb"])
+
+
 def test_a_lock_file_that_names_a_stranger_does_not_hinder(folder: Path) -> None:
     """After a reboot, or in a container, the pid of a dead server is soon another's."""
     data = folder / "postgres" / "data"
