@@ -172,7 +172,7 @@ def test_a_setting_up_that_was_killed_may_pass(folder: Path, monkeypatch: pytest
     (folder / "initdb").write_text("#!/bin/sh\nkill -9 $$\n")
     (folder / "initdb").chmod(0o755)
     monkeypatch.setattr(postgres, "_as_owner", dict)
-    with pytest.raises(DatabaseAway, match="initdb.*SIGKILL"):
+    with pytest.raises(DatabaseAway, match=r"initdb.*SIGKILL"):
         postgres._once(["initdb"])
 
 
