@@ -19,7 +19,7 @@ POINTS = {
     "read-whole": "a request is read whole; nothing is decided",
     "before-intent": "it is decided that a request is sent; its intent is not written (never for a read)",
     "intent-written": "the intent is committed; nothing is sent (never for a read)",
-    "before-first-byte": "the next thing is the connection to the upstream",
+    "before-first-byte": "the connection to the upstream stands; the next thing is the request",
     "request-written": "the kernel has the request (of a large one: its first part)",
     "head-received": "the answer's head is here",
     "half-streamed": "a piece of the answer's body is here; clients may have it",

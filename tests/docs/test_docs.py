@@ -7,6 +7,7 @@ from pathlib import Path
 from proxy import cli
 from proxy.refusals import CODES
 from proxy.routes import Route
+from runtime.failpoints import POINTS
 from runtime.settings import Settings
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -36,6 +37,11 @@ def test_every_option_of_doctor_is_documented() -> None:
     own = [action.option_strings[-1] for action in verbs()["doctor"]._actions
            if action.option_strings and not action.dest.startswith("setting_") and action.dest != "help"]  # fmt: skip
     assert [option for option in own if f"| `{option}" not in text] == []
+
+
+def test_every_fail_point_is_documented() -> None:
+    rows = re.findall(r"^\| `([a-z-]+)` \| (.+) \|$", (DOCS / "operating.md").read_text("utf-8"), re.MULTILINE)
+    assert dict(rows) == POINTS
 
 
 def verbs() -> dict[str, argparse.ArgumentParser]:
