@@ -236,9 +236,7 @@ class KeptSidecar:
 
     def _environment(self) -> dict[str, str]:
         armed, self._armed = self._armed, False
-        return {
-            name: value for name, value in self.wanted.environment.items() if armed or name != failpoints.VARIABLE
-        }
+        return {name: value for name, value in self.wanted.environment.items() if armed or name != failpoints.VARIABLE}
 
     async def _listen(self, reader: asyncio.StreamReader, log: int) -> dict[str, Any] | None:
         """Its line, None when it closed its output without one. Whatever else it prints goes to the log."""
