@@ -318,6 +318,10 @@ class Door(Line, asyncio.Protocol):
         """Close the connection and wait until all that was written has gone out."""
         if self.transport is not None:
             self.transport.close()
+        await self.left()
+
+    async def left(self) -> None:
+        """Wait until the client is gone."""
         await self._until(lambda: self.gone)
 
     async def ended(self) -> None:

@@ -68,10 +68,18 @@ class Passage:
             self._run.count(self._target, self._kind)
         try:
             async with asyncio.timeout(self._limit) as self._clock:
-                await asyncio.gather(
-                    self._pump(client, self._upstream.write, self._upstream.drain, self._end_upstream, self._current),
-                    self._pump(answers, self._door.write, self._door.room, self._door.end, None),
+                answering = asyncio.ensure_future(
+                    self._pump(answers, self._door.write, self._door.room, self._door.end, None)
                 )
+                leaving = asyncio.ensure_future(self._leave(answering))
+                try:
+                    await self._pump(
+                        client, self._upstream.write, self._upstream.drain, self._end_upstream, self._current
+                    )
+                    await asyncio.wait({answering})
+                finally:
+                    answering.cancel()
+                    leaving.cancel()
                 self._upstream.close()
                 await asyncio.gather(self._upstream.wait_closed(), self._door.close())
         except TimeoutError:
@@ -85,6 +93,13 @@ class Passage:
         """Wait until the client has said all, or is gone, and cut the upstream then."""
         await self._door.ended()
         cut(self._upstream.transport, reset=True)
+
+    async def _leave(self, answering: asyncio.Future[None]) -> None:
+        """When the client is gone there is nobody to hear the answers; what it said before goes on its way."""
+        await self._door.left()
+        if self._door.reset:
+            self.cut()
+        answering.cancel()
 
     async def _pump(
         self, source: Reader, write: Callable[[bytes], None], room: Callable[[], Awaitable[None]],
