@@ -14,6 +14,9 @@ import asyncpg
 
 from proxy import cli
 from proxy.cli_run import text_or_file
+from proxy.message import Request
+from proxy.outgoing import recall
+from proxy.profiles import Assumed, Rules
 from runtime import database, tape
 from runtime import runs as verbs
 from runtime.errors import DatabaseAway, NotFound, UsageError
@@ -111,16 +114,22 @@ async def resolve(arguments: argparse.Namespace) -> int:
     headers = tuple(_header(text) for text in arguments.header)
     if how == "send_again" and (headers or arguments.body is not None or arguments.status is not None):
         raise UsageError("--status, --header and --body are the answer of assume_done; send_again gets a real one")
-    if arguments.status is None and (headers or arguments.body is not None):
-        arguments.status = 200
     if arguments.status is not None and not 200 <= arguments.status <= 599:
         raise UsageError(f"--status {arguments.status}: no status that ends a request")
-    body = b"{}" if arguments.body is None else text_or_file(arguments.body)
-    if b"content-type" not in {name.lower() for name, _ in headers} and _is_json(body):
-        headers += ((b"Content-Type", b"application/json"),)
+    explicit = bool(headers) or arguments.body is not None or arguments.status is not None
+    answer = Assumed(
+        arguments.status or 200, headers, b"{}" if arguments.body is None else text_or_file(arguments.body)
+    )
     async with connection() as conn:
         key = await _step(conn, arguments.run, arguments.step)
-        status = await verbs.resolve(conn, arguments.run, key, how, status=arguments.status, headers=headers, body=body)
+        if how == "assume_done" and not explicit:
+            answer = await _assumed(conn, arguments.run, key) or answer
+        headers = answer.headers
+        if b"content-type" not in {name.lower() for name, _ in headers} and _is_json(answer.body):
+            headers += ((b"Content-Type", b"application/json"),)
+        status = await verbs.resolve(
+            conn, arguments.run, key, how, status=answer.status, headers=headers, body=answer.body, explicit=explicit
+        )
         read = await read_tape(conn, arguments.run)
     print(f"step {key}: {how}; run {arguments.run} is {status}")
     if status.stopped:
@@ -128,6 +137,13 @@ async def resolve(arguments: argparse.Namespace) -> int:
     else:
         print(f"to go on: twiceshy run --run {arguments.run} -- COMMAND")
     return 0
+
+
+async def _assumed(conn: Any, run: str, key: str) -> Assumed | None:
+    """What the rule of the step's request says that ``assume_done`` means."""
+    first = await verbs.first_request(conn, run, key)
+    request = recall(*first, Request("GET", "http", "", 80, "/", (), b""))
+    return Rules.load(load().route).match(request).assumed
 
 
 async def _step(conn: Any, run: str, given: str) -> str:

@@ -18,8 +18,18 @@ from urllib.parse import unquote
 
 from proxy import fields
 from proxy.body import Body, is_json, media_type, read
-from proxy.message import Request
-from proxy.routes import Dialect, HeadersTable, Protocol, Route, SdkKey, host_pattern, path_pattern, read_route
+from proxy.message import Headers, Request
+from proxy.routes import (
+    AssumedTable,
+    Dialect,
+    HeadersTable,
+    Protocol,
+    Route,
+    SdkKey,
+    host_pattern,
+    path_pattern,
+    read_route,
+)
 from runtime.step import Effect
 
 #: How long the same bytes may be sent again where the upstream's memory of a key is not known (DESIGN §3.4).
@@ -43,6 +53,15 @@ class KeyPlace:
     def kept_over_retries(self) -> bool:
         """The SDK makes a key per call and keeps it over its own retries: another random key, another call."""
         return self.sdk == "random_per_call"
+
+
+@dataclass(frozen=True, slots=True)
+class Assumed:
+    """What a person who says ``assume_done`` most likely means by it."""
+
+    status: int
+    headers: Headers
+    body: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +93,7 @@ class Rule:
     #: The key is ours by default, on a host that may ignore it: the class stays at_most_once.
     assigned_key: bool = False
     secret_query: frozenset[str] = frozenset()
+    assumed: Assumed | None = None
     kind: str = ""
     denied: bool = False  # nothing is sent
     headers: HeaderNames = field(default=NO_NAMES, repr=False)
@@ -248,6 +268,11 @@ _JSON_ESCAPE = re.compile(rb"\\u00[2-7]")
 _FORM_ESCAPE = re.compile(rb"%[2-7]")
 
 
+def _assumed(table: AssumedTable) -> Assumed:
+    headers = tuple((name.encode("ascii"), value.encode("ascii")) for name, value in table.headers.items())
+    return Assumed(table.status, headers, table.body.encode("utf-8"))
+
+
 class _Compiled:
     """A route ready to be asked."""
 
@@ -274,6 +299,7 @@ class _Compiled:
             in_flight=frozenset(route.in_flight),
             not_processed=frozenset(route.not_processed),
             secret_query=frozenset(route.secret_query),
+            assumed=None if route.assumed_response is None else _assumed(route.assumed_response),
             kind=route.kind,
             headers=names,
         )

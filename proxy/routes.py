@@ -85,6 +85,22 @@ class PredicateTable(_Table):
         )
 
 
+class AssumedTable(_Table):
+    """``assumed_response = {status, headers, body}``: what ``assume_done`` answers when nobody says otherwise."""
+
+    status: int = Field(200, ge=200, le=599)
+    headers: dict[str, str] = {}
+    body: str = "{}"
+
+    @field_validator("headers")
+    @classmethod
+    def _are_headers(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, text in value.items():
+            if not _TOKEN.fullmatch(name) or not text.isprintable() or not text.isascii():
+                raise ValueError(f"{name}: {text!r} is no header")
+        return value
+
+
 class Route(_Table):
     """One ``[[route]]``: to which requests it applies, and what holds for them."""
 
@@ -105,6 +121,7 @@ class Route(_Table):
     in_flight: list[int] = []
     not_processed: list[int] = []
     secret_query: list[str] = []
+    assumed_response: AssumedTable | None = None
 
     @field_validator("host", "path", mode="before")
     @classmethod

@@ -33,6 +33,7 @@ __all__ = [
     "claim",
     "create",
     "end_attempt",
+    "first_request",
     "get_run",
     "hash_token",
     "last_attempt",
@@ -266,15 +267,16 @@ async def resolve(
     step_key: str,
     how: How,
     *,
-    status: int | None = None,
+    status: int = 200,
     headers: Headers = (),
     body: bytes = b"",
+    explicit: bool = False,
 ) -> RunStatus:
     """Settle an ambiguous step. Settling the last open one queues the run. Returns what the run is now.
 
-    *assume_done*: it happened, and the answer given here (*status* None: a 200 with this body) is replayed. Only where
-    the run had gone on after an answer that left it open, and *status* is None, does that one become the outcome: the
-    agent must walk the same way again. *send_again*: it did not; it goes out when the next attempt asks for it.
+    *assume_done*: it happened, and the answer given here is replayed. Only where the run had gone on after an answer
+    that left it open does that one become the outcome, unless the person was *explicit*: the agent must walk the same
+    way again. *send_again*: it did not; it goes out when the next attempt asks for it.
     """
     run = await _lock(connection, run_id)
     step = await connection.fetchrow(sql("step"), run_id, step_key)
@@ -288,11 +290,10 @@ async def resolve(
     elif how == "assume_done":
         await connection.execute(sql("settle_step"), run_id, step_key, State.ANSWERED, "settled: assume_done")
         in_doubt = step["last_finality"] == Finality.DOUBTFUL and step["last_is_newest"]
-        if in_doubt and step["acted_on"] and status is None:
+        if in_doubt and step["acted_on"] and not explicit:
             await connection.execute(sql("settle_answer"), run_id, step_key, step["last_n"])
         else:
             counter = run["counter"] + 1
-            status = 200 if status is None else status
             place = step["last_n"] if in_doubt else step["place"]
             await connection.execute(
                 sql("own_answer"), run_id, step_key, place, counter, run["attempt"], status, _reason(status),
@@ -302,6 +303,15 @@ async def resolve(
     else:
         raise UsageError(f"{how!r}: an ambiguous step is settled by assume_done or send_again")
     return rows.known(RunStatus, await connection.fetchval(sql("settled"), run_id), f"run {run_id}")
+
+
+@in_transaction
+async def first_request(connection: Connection, run_id: str, step_key: str) -> tuple[bytes, bytes]:
+    """Head (JSON, see proxy.outgoing) and body of what went first for a step. Raises NotFound."""
+    row = await connection.fetchrow(sql("first_request"), run_id, step_key)
+    if row is None:
+        raise NotFound(f"run {run_id} has no step {step_key!r}")
+    return row["request_head"], row["request_body"]
 
 
 # ---- what is shown

@@ -233,7 +233,13 @@ async def test_assume_done_gives_the_answer_to_replay(scene: Scene) -> None:
 
 @pytest.mark.parametrize(
     ("given", "acted", "statuses"),
-    [({}, False, [200]), ({"status": 202}, False, [202]), ({"status": 202}, True, [202]), ({}, True, [500])],
+    [
+        ({}, False, [200]),
+        ({"status": 202, "explicit": True}, False, [202]),
+        ({"status": 202}, True, [500]),
+        ({"status": 202, "explicit": True}, True, [202]),
+        ({}, True, [500]),
+    ],
 )
 async def test_assume_done_takes_the_place_of_an_answer_in_doubt(
     scene: Scene, given: dict[str, Any], acted: bool, statuses: list[int]
