@@ -1,6 +1,7 @@
 """Clients and upstreams that speak TLS, in the hands of one test: what goes in which packet is the test's choice."""
 
 import http.client
+import json
 import socket
 import ssl
 from collections.abc import Iterable
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from proxy import authority
-from tests.raw import PATIENCE, Origin, Wire, credentials
+from tests.raw import PATIENCE, Origin, Wire, credentials, headers
 from tests.stack import Attempt, Stack
 
 ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
@@ -172,3 +173,24 @@ def context_of(certificate: tuple[bytes, bytes], folder: Path, also: Iterable[by
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(path)
     return context
+
+
+def here(stack: Stack) -> str:
+    """The sandbox as CONNECT names it."""
+    return f"127.0.0.1:{stack.sandbox.port}"
+
+
+def plain(method: str, path: str, host: str, *lines: bytes, body: bytes | None = None) -> bytes:
+    """A request as it is sent inside a tunnel."""
+    head = [f"{method} {path} HTTP/1.1".encode(), b"Host: " + host.encode(), *lines]
+    if body is not None:
+        head.append(b"Content-Length: %d" % len(body))
+    return b"\r\n".join([*head, b"", body or b""])
+
+
+def refused_by_upstream(client: Wire) -> str:
+    """The words of a 502 that *client* gets."""
+    head = client.head()
+    found = {name.lower(): value for name, value in headers(head)}
+    assert (head.split(b" ")[1], found[b"twiceshy-error"]) == (b"502", b"upstream"), head
+    return str(json.loads(client.exactly(int(found[b"content-length"])))["message"])

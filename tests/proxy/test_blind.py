@@ -23,7 +23,6 @@ import pytest
 from sandbox.tls import Issuer
 from tests.conftest import fresh_database
 from tests.proxy.test_doors import OK, refused
-from tests.proxy.test_tls import refused_by_upstream
 from tests.raw import Origin, Wire, asked
 from tests.stack import PROJECT, Attempt, Stack, stack
 from tests.tunnelled import (
@@ -34,6 +33,7 @@ from tests.tunnelled import (
     connected,
     context_of,
     head_of_connect,
+    refused_by_upstream,
     slowly_sent,
     trusting,
 )  # fmt: skip
