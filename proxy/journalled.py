@@ -192,10 +192,19 @@ class Journalled:
             if part is Part.JOINED and exchange.row is not None and exchange.attempt != run.tape.attempt:
                 self._saved(run, exchange.row, rule, True)
             self._delivered(run, step, exchange.place, client.door, delivered, rule)
+        self._note_elsewhere(run, request, rule, exchange)
         lost = exchange.ending is Ending.LOST and client.door.written == written and not client.door.gone
         if lost:
             await exchange.over()
         return lost
+
+    def _note_elsewhere(self, run: Run, request: Request, rule: Rule, exchange: Exchange) -> None:
+        head = exchange.answer.head
+        if rule.protocol == "mcp" and exchange.call is not None and head is not None and head.status == 202:
+            run.note(
+                f"{request.host}: speaks MCP's old HTTP+SSE transport, whose answers come in another stream than the "
+                "calls' own: a restarted agent cannot go on there. Use streamable HTTP."
+            )
 
     def _begin(
         self, run: Run, due: Send, request: Request, rule: Rule, arrival: Arrival, call: Call | None

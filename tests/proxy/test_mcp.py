@@ -4,12 +4,13 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.raw import Origin, Wire, credentials, locked
-from tests.stack import Attempt, Reply, Stack
+from tests.stack import Attempt, Reply, Stack, stack
 
 ACCEPT = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
 
@@ -362,6 +363,81 @@ def test_a_question_that_was_answered_is_not_asked_again(shared: Stack, origin: 
     wire.send(b"HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
     serving.send(chunk(b'data: {"jsonrpc":"2.0","id":1,"result":{}}\n\n') + b"0\r\n\r\n")
     assert events(joining.body_until(None)) == [{"jsonrpc": "2.0", "id": 2, "result": {}}]
+
+
+# ---- batches, and rules of a user
+
+
+def test_a_batch_is_replayed_by_the_names_of_its_requests(shared: Stack, origin: Origin, run: str) -> None:
+    def batch(*idents: Any) -> list[dict[str, Any]]:
+        return [
+            {"jsonrpc": "2.0", "id": ident, "method": "tools/call", "params": {"name": f"t{n}"}}
+            for n, ident in enumerate(idents)
+        ]
+
+    first = shared.claim(run)
+    body = json.dumps(batch(1, 2)).encode()
+    asking = first.in_background("POST", origin.url("/mcp"), body, ACCEPT)
+    serving, _, _ = taken(origin)
+    answers = b'[{"jsonrpc":"2.0","id":2,"result":{"x":[2]}}, {"id":1,"result":{"id":1}}]'
+    serving.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(answers))
+    serving.send(answers)
+    assert asking.result().body == answers
+    shared.end(first, "died")
+    again = shared.claim(run).ask("POST", origin.url("/mcp"), json.dumps(batch("a", 20)).encode(), ACCEPT)
+    assert again.replayed
+    assert again.body == b'[{"jsonrpc":"2.0","id":20,"result":{"x":[2]}}, {"id":"a","result":{"id":1}}]'
+
+
+RULES = """
+[[route]]
+host = "*"
+match_body = [{ path = "$.params.name", in = ["refund"] }]
+effect = "idempotent"
+key = { in = "header", name = "Idempotency-Key" }
+
+[[route]]
+host = "*"
+match_body = [{ path = "$.params.name", in = ["report"] }]
+effect = "read"
+"""
+
+
+def test_what_a_user_says_of_a_tool_holds(dsn: str, tmp_path: Path) -> None:
+    rules = tmp_path / "twiceshy.toml"
+    rules.write_text(RULES)
+    with stack(dsn, tmp_path, config=rules) as own:
+        own.sandbox.fault(match={"path": "/mcp", "body": "refund"}, hold="slow")
+        first = client(own, "r")
+        assert said(events(first.call("report").body)[-1]) == "report-0001 for tea"
+        first.send(first.message("refund", ident=5, token="a"))
+        own.sandbox.wait_held("slow")
+        own.restart()
+        second = client(own, "r", ident=50)
+        again = second.call("report")
+        assert (again.replayed, events(again.body)[-1]["id"]) == (True, second.ident)
+        made = second.call("refund", ident="six", token=6)
+        assert (made.status, made.json()["id"]) == (200, "six")
+        one, other = [each for each in own.received("mcp") if b"refund" in each.body]
+        assert other.json() == {
+            **one.json(),
+            "id": "six",
+            "params": {**one.json()["params"], "_meta": {"progressToken": 6}},
+        }
+        assert one.header("idempotency-key") == other.header("idempotency-key") is not None
+        assert other.header("mcp-session-id") == second.session["Mcp-Session-Id"]
+        own.sandbox.release("slow")
+
+
+def test_the_old_transport_is_told(shared: Stack, origin: Origin, run: str) -> None:
+    attempt = shared.claim(run)
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "t"}}
+    asking = attempt.in_background("POST", origin.url("/messages?session_id=s"), call)
+    serving, _, _ = taken(origin)
+    serving.send(b"HTTP/1.1 202 Accepted\r\nContent-Length: 8\r\n\r\nAccepted")
+    assert asking.result().body == b"Accepted"
+    [hint] = attempt.ask("GET", "http://twiceshy.internal/attempt").json()["hints"]
+    assert "old HTTP+SSE transport" in hint
 
 
 # ---- what twiceshy itself says
