@@ -23,6 +23,7 @@ from proxy.tape import Step, Tape, Where, build
 from runtime.entries import AnswerRow, Bound, Fence, Fenced, Stopped, TapeRows
 from runtime.failpoints import reach
 from runtime.journal import Journal
+from runtime.lease import LAUNCHED
 from runtime.runs import end_attempt, hash_token, last_attempt
 from runtime.settings import Settings
 from runtime.step import Effect, Finality, RunStatus, State
@@ -340,7 +341,7 @@ class Attempts:
     async def finish(self, run: Run) -> None:
         """Its result is here. Where no launcher waits for an exit code, the attempt ends. Raises DatabaseAway."""
         last = await self._journal.ask(lambda connection: last_attempt(connection, run.run_id))
-        run.finished = last is not None and last.n == run.tape.attempt and last.kind != "launcher"
+        run.finished = last is not None and last.n == run.tape.attempt and last.kind not in LAUNCHED
         if run.finished and not run.open:  # else with the last exchange, see ``beat``
             await self._end(run, "done")
 

@@ -4,6 +4,7 @@ TwiceshyError
 ├── UsageError            bad input on the command line or in a file: one line, exit code 2
 ├── NotFound              no such run or step
 ├── Held                  another attempt has the run (exit code 75)
+├── Taken                 a key or an id stands for another start already
 ├── NotNow                the run or step is not in the state that the verb needs
 ├── DatabaseAway          Postgres cannot be reached: nothing was sent, nothing was written
 ├── Unreadable            a journal row cannot be understood: fail closed
@@ -35,6 +36,10 @@ class Held(TwiceshyError):
         super().__init__(message)
         self.wait = wait
         self.silent = silent
+
+
+class Taken(TwiceshyError):
+    """The key of a start, or the run id, was used for something else."""
 
 
 class NotNow(TwiceshyError):

@@ -20,6 +20,8 @@ from runtime.step import RunStatus
 
 #: An owner believes in its lease this part of it shorter than the others do: clocks drift, replies travel.
 MARGIN: Final = 0.1
+#: Kinds of attempt whose process somebody of ours watches, and whose exit code tells how it ended.
+LAUNCHED: Final = ("launcher", "worker")
 #: Kinds of attempt whose token nobody was given: a process group, and one that names its steps.
 TOKENLESS: Final = ("group", "named")
 
@@ -58,13 +60,13 @@ def silent_for(clock: Clock, expires_at: datetime | None, lease: float) -> float
 def concerns(owner: Owner, claimer: Owner) -> bool:
     """Whether a proof of death that *claimer* has can be about *owner*.
 
-    A launcher's lock lies in its state folder; a process group is seen from its host; attempts that name each
-    step (kind *named*) follow one another freely. A token that was handed out (kind *claim*) is proved by none.
+    A launcher's or a worker's lock lies in its state folder; a process group is seen from its host; attempts that name
+    each step (kind *named*) follow one another freely. A token that was handed out (kind *claim*) is proved by none.
     """
     if owner.kind != claimer.kind:
         return False
     match owner.kind:
-        case "launcher":
+        case kind if kind in LAUNCHED:
             return owner == claimer
         case "group":
             return owner.host == claimer.host

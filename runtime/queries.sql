@@ -195,7 +195,8 @@ WHERE s.run_id = $1 AND s.key = $2 AND s.state = 'answered';
 UPDATE twiceshy.run u
 SET status = $2::text, stop_step = $3, stop_message = $4, token_hash = NULL, sidecar = NULL, lease_expires_at = NULL,
     error = CASE $2::text WHEN 'done' THEN NULL ELSE coalesce($5, u.error) END,
-    ended_at = CASE WHEN $2::text IN ('done', 'failed', 'cancelled') THEN twiceshy.now() END, changed_at = twiceshy.now()
+    ended_at = CASE WHEN $2::text IN ('done', 'failed', 'cancelled') THEN twiceshy.now() END, changed_at = twiceshy.now(),
+    not_before = coalesce(twiceshy.now() + make_interval(secs => $6), u.not_before)
 WHERE u.id = $1;
 
 -- put_result: the result of a run that is running under this token
@@ -237,11 +238,52 @@ SELECT twiceshy.settled($1);
 
 -- run: one run
 SELECT u.*, extract(epoch FROM u.lease_expires_at - twiceshy.now())::float8 AS lease_left
+-- ---- the queue
+
+-- start_once: a start under a key; none: the key was used
+INSERT INTO twiceshy.start (key, run_id, digest) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING RETURNING run_id;
+
+-- started: what was started under a key
+SELECT s.run_id, s.digest FROM twiceshy.start s WHERE s.key = $1;
+
+-- enqueue: a run for workers, if there is none of that name
+INSERT INTO twiceshy.run (id, agent, input, priority, for_workers) VALUES ($1, $2, $3, $4, true)
+ON CONFLICT DO NOTHING RETURNING id;
+
+-- hint: whoever listens need not wait for its next look
+SELECT pg_notify('twiceshy_queue', $1);
+
+-- next_queued: the run that some agents' worker does next; one that somebody else is taking is passed over
+SELECT u.id, u.agent FROM twiceshy.run u
+WHERE u.status = 'queued' AND u.for_workers AND u.agent = ANY($1::text[]) AND u.not_before <= (SELECT twiceshy.now())
+ORDER BY u.priority DESC, u.not_before LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED;
+
+-- next_silent: a run that workers do, and whose lease is over
+SELECT u.*, t.kind, t.host, t.folder, t.counter_at
+FROM twiceshy.run u JOIN twiceshy.attempt t ON t.run_id = u.id AND t.n = u.attempt
+WHERE u.status = 'running' AND u.for_workers AND u.lease_expires_at < (SELECT twiceshy.now())
+ORDER BY u.lease_expires_at LIMIT 1 FOR NO KEY UPDATE OF u SKIP LOCKED;
+
+-- next_of_the_dead: a run whose attempt is one of some workers on this host
+SELECT u.*, t.kind, t.host, t.folder, t.counter_at
+FROM twiceshy.run u JOIN twiceshy.attempt t ON t.run_id = u.id AND t.n = u.attempt
+WHERE u.status = 'running' AND u.for_workers AND t.kind = 'worker' AND t.host = $1 AND t.folder = $2
+  AND t.process = ANY($3::text[])
+LIMIT 1 FOR NO KEY UPDATE OF u SKIP LOCKED;
+
+-- any_of_the_dead: whether there is such a run, free or just being taken
+SELECT EXISTS (
+    SELECT FROM twiceshy.run u JOIN twiceshy.attempt t ON t.run_id = u.id AND t.n = u.attempt
+    WHERE u.status = 'running' AND u.for_workers AND t.kind = 'worker' AND t.host = $1 AND t.folder = $2
+      AND t.process = $3);
+
 FROM twiceshy.run u WHERE u.id = $1;
 
--- runs: the newest runs, of one status or of any
+-- runs: the newest runs, of one status or of any, of one agent or of any
 SELECT u.*, extract(epoch FROM u.lease_expires_at - twiceshy.now())::float8 AS lease_left
-FROM twiceshy.run u WHERE $1::text IS NULL OR u.status = $1 ORDER BY u.created_at DESC, u.id LIMIT $2;
+FROM twiceshy.run u
+WHERE ($1::text IS NULL OR u.status = $1) AND ($3::text IS NULL OR u.agent = $3)
+ORDER BY u.created_at DESC, u.id LIMIT $2;
 
 -- steps: the steps of a run, with the statuses of their answers
 SELECT s.key, s.begun, s.attempt, s.effect, s.state, s.method, s.url, s.wire_key, s.sidecar, s.begun_at, s.sent_at,

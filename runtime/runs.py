@@ -5,11 +5,7 @@ and an entry of the journal never both win. All take a connection first. Tokens 
 """
 
 import asyncio
-import base64
 import functools
-import hashlib
-import re
-import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -22,8 +18,10 @@ from runtime.entries import Headers
 from runtime.errors import Held, NotFound, NotNow, UsageError
 from runtime.shown import AttemptRow, RunRow, StepLine
 from runtime.step import Finality, RunStatus, State
+from runtime.tokens import RUN_ID, check_id, hash_token, new_id, new_token
 
 __all__ = [
+    "RUN_ID",
     "AttemptRow",
     "Claim",
     "How",
@@ -50,12 +48,10 @@ __all__ = [
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: What a run may be called: it is a user name in a proxy's address.
-RUN_ID = re.compile(r"[A-Za-z0-9._~-]{1,200}")
 #: How an ambiguous step is settled.
 How = Literal["assume_done", "send_again"]
 #: Kinds of attempt whose token is handed out: from then on a request without one is refused.
-TOKENED = ("launcher", "claim")
+TOKENED = (*leases.LAUNCHED, "claim")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,31 +77,15 @@ def in_transaction(
     return wrapped
 
 
-# ---- tokens
-
-
-def hash_token(token: str) -> bytes:
-    """What of a token is stored."""
-    return hashlib.sha256(token.encode("utf-8")).digest()
-
-
-def new_token() -> str:
-    """A token: 256 random bits, fit for a password in a proxy's address."""
-    return secrets.token_urlsafe(32)
-
-
 # ---- an attempt's life
 
 
 @in_transaction
 async def create(connection: Connection, run_id: str | None, *, agent: str = "", input: bytes | None = None) -> str:  # noqa: A002
     """Make sure that there is a run *run_id* (None: a new one). A run that is there stays as it is."""
-    if run_id is None:
-        run_id = "r" + base64.b32encode(secrets.token_bytes(13)).decode("ascii")[:20].lower()
-    if not RUN_ID.fullmatch(run_id):
-        raise UsageError(f"run id {run_id!r}: 1 to 200 of the characters A-Z a-z 0-9 . _ ~ -")
-    await connection.execute(sql("create_run"), run_id, agent, input)
-    return run_id
+    made = new_id() if run_id is None else check_id(run_id)
+    await connection.execute(sql("create_run"), made, agent, input)
+    return made
 
 
 @in_transaction
@@ -205,12 +185,14 @@ async def end_attempt(
     *,
     final: bool = False,
     error: str | None = None,
+    pause: float | None = None,
 ) -> RunStatus | None:
     """The attempt is over. What the run is now; None: another attempt has it, and nothing was written.
 
     Only of a running run does *outcome* decide: *done* ends it; *failed* and *died* queue it again, or end it
     when *final*, or stop it as ambiguous on answers that leave open whether an effect was made; all else queues
-    it. A stopped run stays stopped. Asked a second time, it says the same.
+    it. A stopped run stays stopped. Asked a second time, it says the same. *pause*: seconds until a worker may take it,
+    behind all who wait by then; None: its place in the queue is what it was.
     """
     run = await _lock(connection, run_id)
     status = rows.known(RunStatus, run["status"], f"run {run_id}")
@@ -225,10 +207,10 @@ async def end_attempt(
             doubts = await _doubt(connection, run_id)
             if doubts:
                 status, (stop_step, stop_message) = RunStatus.AMBIGUOUS, doubts[0]
-    elif outcome in (*retry.FAILURES, "done"):
+    elif outcome in (*retry.FAILURES, "done", "stopped"):
         outcome = "cancelled" if status is RunStatus.CANCELLED else "stopped"
     await connection.execute(sql("attempt_ends"), run_id, n, outcome, exit_code)
-    await connection.execute(sql("end_run"), run_id, status, stop_step, stop_message, error)
+    await connection.execute(sql("end_run"), run_id, status, stop_step, stop_message, error, pause)
     return status
 
 
@@ -327,9 +309,11 @@ async def get_run(connection: Connection, run_id: str) -> RunRow:
 
 
 @in_transaction
-async def list_runs(connection: Connection, *, status: RunStatus | None = None, limit: int = 50) -> list[RunRow]:
-    """The newest runs, of one status or of any."""
-    return [shown.run(row) for row in await connection.fetch(sql("runs"), status, limit)]
+async def list_runs(
+    connection: Connection, *, status: RunStatus | None = None, agent: str | None = None, limit: int = 50
+) -> list[RunRow]:
+    """The newest runs, of one status and one agent or of any."""
+    return [shown.run(row) for row in await connection.fetch(sql("runs"), status, limit, agent)]
 
 
 @in_transaction

@@ -27,6 +27,9 @@ class RunRow:
     newest: int
     tokened: bool
     barren: int
+    for_workers: bool
+    priority: int
+    not_before: datetime
     stop_step: str | None
     stop_message: str | None
     created_at: datetime
@@ -70,6 +73,8 @@ class StepLine:
     evidence: str | None
     statuses: tuple[int, ...]
     finality: Finality | None
+    subject: str | None
+    deadline: datetime | None
     tokens: int
 
 

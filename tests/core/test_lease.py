@@ -7,12 +7,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.lease import Busy, Clock, Closed, Free, Owner, believed_until, concerns, gives_way, judge, silent_for
+from runtime.lease import (
+    LAUNCHED,
+    Busy,
+    Clock,
+    Closed,
+    Free,
+    Owner,
+    believed_until,
+    concerns,
+    gives_way,
+    judge,
+    silent_for,
+)
 from runtime.step import RunStatus
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 LEASE = 30.0
-KINDS = ("launcher", "claim", "group", "named")
+KINDS = ("launcher", "worker", "claim", "group", "named")
 SECONDS = st.floats(-1000, 1000)
 OWNERS = st.builds(
     Owner, st.sampled_from(KINDS), st.sampled_from(["here", "there"]), st.sampled_from(["/state", "/other"])
@@ -127,7 +139,7 @@ def test_a_proof_of_death_is_about_ones_own_kind(owner: Owner, claimer: Owner) -
         assert owner.kind == claimer.kind
         assert owner.kind != "claim"
         assert owner.kind == "named" or owner.host == claimer.host
-        assert owner.kind != "launcher" or owner.folder == claimer.folder
+        assert owner.kind not in LAUNCHED or owner.folder == claimer.folder
 
 
 @given(st.sampled_from(RunStatus), st.none() | OWNERS, OWNERS, st.booleans(), SECONDS)
@@ -162,7 +174,7 @@ def test_who_asks_for_a_token_need_not_wait_for_one_without() -> None:
                 RunStatus.RUNNING, owner, Owner(claimer, "there", "/other"), proved_dead=False, clock=fresh,
                 expires_at=moment(LEASE), lease=LEASE,
             )  # fmt: skip
-            free = kind in ("group", "named") and claimer in ("launcher", "claim")
+            free = kind in ("group", "named") and claimer in (*LAUNCHED, "claim")
             assert found == (Free(over=True) if free else Busy(LEASE))
 
 

@@ -1,6 +1,7 @@
 """Hot statements touch one run, by its primary key, however much else there is."""
 
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -96,7 +97,7 @@ async def test_every_statement_touches_one_run_by_its_key(full: Connection) -> N
 
 
 async def test_the_list_of_runs_of_a_status_uses_its_index(full: Connection) -> None:
-    assert await full.fetch(sql("runs"), "queued", 10) == []
+    assert await full.fetch(sql("runs"), "queued", 10, None) == []
     await full.execute("ANALYZE twiceshy.run")
     found = await full.fetchval(
         "EXPLAIN (FORMAT JSON) SELECT FROM twiceshy.run WHERE status = 'queued' ORDER BY created_at DESC LIMIT 10"
@@ -117,6 +118,33 @@ async def test_a_group_commit_reads_only_its_own_runs(journal: Journal, full: Co
         entries += _each_kind(scene, exchange, gone)
     batch = sorted((entry_row(entry) for entry in entries), key=lambda row: row[1])
     await full.execute("SET plan_cache_mode = DEFAULT")
+async def test_who_looks_for_work_does_not_see_what_is_finished(dsn: str) -> None:
+    connection = await connect(dsn, name="test")
+    try:
+        await connection.execute(
+            """
+            INSERT INTO twiceshy.run (id, agent, status, for_workers, attempt, created_at)
+                SELECT 'done-' || n, 'a', 'done', true, 1, now() - make_interval(secs => n)
+                FROM generate_series(1, 100000) n;
+            INSERT INTO twiceshy.run (id, agent, status, for_workers, attempt, lease_expires_at)
+                SELECT status || n, 'a', status, true, 1, now() + make_interval(secs => n)
+                FROM generate_series(1, 200) n, unnest('{queued,running}'::text[]) status;
+            INSERT INTO twiceshy.attempt (run_id, n, token_hash, kind, host, folder, process, counter_at)
+                SELECT id, 1, '', 'worker', 'here', '/state', 'w', 0 FROM twiceshy.run;
+            INSERT INTO twiceshy.start (key, run_id, digest) SELECT id, id, sha256('') FROM twiceshy.run;
+            ANALYZE
+            """
+        )
+        for name, indexes in LOOKS_FOR_WORK.items():
+            plan = json.dumps(await plan_of(connection, name))
+            used = set(re.findall(r'"Index Name": "([a-z_]+)"', plan))
+            assert indexes & used, name
+            assert used <= {*indexes, "attempt_pkey"}, name
+            assert "Seq Scan" not in plan, name
+    finally:
+        await connection.close()
+
+
     async with full.transaction():
         before = await touched(full)
         outcomes = [row["outcome"] for row in await full.fetch(sql("write"), batch)]
@@ -170,7 +198,6 @@ def _each_kind(scene: Scene, exchange: Any, gone: Any) -> list[Any]:
 
 
 async def test_all_statements_are_used_and_fit_the_schema(full: Connection) -> None:
-    import re
     from pathlib import Path
 
     code = "\n".join(path.read_text() for path in Path(database.__file__).parent.rglob("*.py"))

@@ -1,0 +1,87 @@
+"""Agents that workers run, as ``[agents.NAME]`` in ``twiceshy.toml`` declares them. Pure.
+
+Paths in a table are absolute by the time it comes here (``runtime.settings``), and a schema is read.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from runtime.errors import UsageError
+
+#: How much of what does not fit is shown, in characters.
+SHOWN = 300
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._~-]{1,100}$")]
+
+
+class AgentTable(BaseModel):
+    """One agent. Durations in seconds."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    command: list[str] = Field(min_length=1, description="the program and its arguments; no shell")
+    folder: str = Field("", description="where it is started, seen from the file's folder (default: that folder)")
+    input_schema: dict[str, Any] | None = Field(
+        None, description="JSON Schema that the input must fit: a table, or the name of a JSON file"
+    )
+    max_attempts: int | None = Field(None, gt=0, description="in the place of the setting of that name")
+    attempt_timeout: float | None = Field(None, gt=0, description="in the place of the setting of that name")
+
+    @field_validator("input_schema")
+    @classmethod
+    def _is_schema(cls, schema: dict[str, Any] | None) -> dict[str, Any] | None:
+        if schema is not None:
+            from jsonschema import Draft202012Validator, SchemaError
+            from jsonschema.validators import validator_for
+
+            try:
+                validator_for(schema, default=Draft202012Validator).check_schema(schema)
+            except SchemaError as error:
+                raise ValueError(f"no JSON Schema: {error.json_path}: {_short(error.message)}") from error
+        return schema
+
+
+def declared(agents: Mapping[str, AgentTable], name: str) -> AgentTable:
+    """The table of the agent *name*. Raises UsageError, with the names that there are."""
+    if name in agents:
+        return agents[name]
+    known = f"there are {', '.join(sorted(agents))}" if agents else "none is"
+    raise UsageError(f"agent {name!r} is not declared: {known} ([agents.NAME] in twiceshy.toml)")
+
+
+def check_input(name: str, table: AgentTable, given: bytes | None) -> None:
+    """Raise UsageError, one line, unless *given* (None: no input, which is ``null``) is JSON and fits the agent."""
+    try:
+        value = None if given is None else json.loads(given, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"the input of agent {name} is not JSON: {error}") from error
+    if table.input_schema is None:
+        return
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import best_match
+    from jsonschema.validators import validator_for
+    from referencing import Registry
+    from referencing.exceptions import Unresolvable
+
+    # A registry of its own: else a $ref to an address is fetched from there.
+    validator = validator_for(table.input_schema, default=Draft202012Validator)(table.input_schema, registry=Registry())
+    try:
+        found = best_match(validator.iter_errors(value))
+    except Unresolvable as error:
+        raise UsageError(f"input_schema of agent {name} refers to {error.ref!r}, which is not in it") from error
+    except RecursionError as error:
+        raise UsageError(f"the input of agent {name} is nested too deep for its input_schema") from error
+    if found is not None:
+        raise UsageError(f"the input of agent {name} does not fit: {found.json_path}: {_short(found.message)}")
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= SHOWN else f"{line[:SHOWN]}…"
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
