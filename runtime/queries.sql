@@ -65,8 +65,9 @@ FROM held h WHERE u.id = h.id;
 
 -- load_run: a run as its sidecar needs it
 SELECT u.uuid, u.attempt, u.token_hash, u.status, u.stop_step, u.stop_message, u.sidecar,
-       EXISTS (SELECT FROM twiceshy.attempt t WHERE t.run_id = u.id AND t.n = u.attempt - 1 AND t.outcome = 'failed'
-               AND t.counter_at >= u.newest) AS last_failed_barren,
+       coalesce(u.retried_after = u.attempt - 1, false)
+       OR EXISTS (SELECT FROM twiceshy.attempt t WHERE t.run_id = u.id AND t.n = u.attempt - 1 AND t.outcome = 'failed'
+                  AND t.counter_at >= u.newest) AS last_failed_barren,
        extract(epoch FROM u.lease_expires_at - twiceshy.now())::float8 AS lease_left,
        twiceshy.now() AS now, pg_postmaster_start_time() AS server_started
 FROM twiceshy.run u WHERE u.id = $1;
@@ -234,10 +235,6 @@ UPDATE twiceshy.run u SET counter = $2 WHERE u.id = $1;
 -- settled: the run after one of its ambiguous steps was settled
 SELECT twiceshy.settled($1);
 
--- ---- for people
-
--- run: one run
-SELECT u.*, extract(epoch FROM u.lease_expires_at - twiceshy.now())::float8 AS lease_left
 -- ---- the queue
 
 -- start_once: a start under a key; none: the key was used
@@ -277,6 +274,10 @@ SELECT EXISTS (
     WHERE u.status = 'running' AND u.for_workers AND t.kind = 'worker' AND t.host = $1 AND t.folder = $2
       AND t.process = $3);
 
+-- ---- for people
+
+-- run: one run
+SELECT u.*, extract(epoch FROM u.lease_expires_at - twiceshy.now())::float8 AS lease_left
 FROM twiceshy.run u WHERE u.id = $1;
 
 -- runs: the newest runs, of one status or of any, of one agent or of any

@@ -21,6 +21,18 @@ OF_MANY = {
     "clock": "the own backend",
     "installation": "one row",
     "secret": "one row",
+    "started": "a key, by the primary key",
+    "next_queued": "the head of the queue, by its own index",
+    "next_silent": "leases that are over, by their own index",
+    "next_of_the_dead": "runs that are running, by their own index",
+    "any_of_the_dead": "the same",
+}
+#: By which indexes a worker finds what it has to do.
+LOOKS_FOR_WORK = {
+    "next_queued": {"run_queue"},
+    "next_silent": {"run_held"},
+    "next_of_the_dead": {"run_held", "run_status"},
+    "any_of_the_dead": {"run_held", "run_status"},
 }
 ABOUT_SCHEMA = ("migration", "now", "bounded", "write")
 
@@ -105,19 +117,6 @@ async def test_the_list_of_runs_of_a_status_uses_its_index(full: Connection) -> 
     assert "run_status" in found
 
 
-async def test_a_group_commit_reads_only_its_own_runs(journal: Journal, full: Connection) -> None:
-    """What ``twiceshy.write`` does inside, told by the statistics of its transaction."""
-    scenes = [await claim(journal) for _ in range(4)]
-    for scene in scenes:
-        await scene.step("answered", facts=PROVISIONAL)
-        await scene.write(scene.read())
-    exchanges = [await scene.begin("sent") for scene in scenes]
-    lost = [await scene.begin("lost") for scene in scenes]
-    entries: list[Any] = []
-    for scene, exchange, gone in zip(scenes, exchanges, lost, strict=True):
-        entries += _each_kind(scene, exchange, gone)
-    batch = sorted((entry_row(entry) for entry in entries), key=lambda row: row[1])
-    await full.execute("SET plan_cache_mode = DEFAULT")
 async def test_who_looks_for_work_does_not_see_what_is_finished(dsn: str) -> None:
     connection = await connect(dsn, name="test")
     try:
@@ -145,6 +144,19 @@ async def test_who_looks_for_work_does_not_see_what_is_finished(dsn: str) -> Non
         await connection.close()
 
 
+async def test_a_group_commit_reads_only_its_own_runs(journal: Journal, full: Connection) -> None:
+    """What ``twiceshy.write`` does inside, told by the statistics of its transaction."""
+    scenes = [await claim(journal) for _ in range(4)]
+    for scene in scenes:
+        await scene.step("answered", facts=PROVISIONAL)
+        await scene.write(scene.read())
+    exchanges = [await scene.begin("sent") for scene in scenes]
+    lost = [await scene.begin("lost") for scene in scenes]
+    entries: list[Any] = []
+    for scene, exchange, gone in zip(scenes, exchanges, lost, strict=True):
+        entries += _each_kind(scene, exchange, gone)
+    batch = sorted((entry_row(entry) for entry in entries), key=lambda row: row[1])
+    await full.execute("SET plan_cache_mode = DEFAULT")
     async with full.transaction():
         before = await touched(full)
         outcomes = [row["outcome"] for row in await full.fetch(sql("write"), batch)]
