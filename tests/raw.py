@@ -7,6 +7,7 @@ client before it lets the upstream send the next one. Every read is bounded.
 import asyncio
 import base64
 import contextlib
+import json
 import socket
 import struct
 import threading
@@ -18,6 +19,8 @@ import asyncpg
 from tests.stack import Attempt
 
 PATIENCE = 20.0
+#: A small answer of an upstream.
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
 
 
 class Wire:
@@ -278,3 +281,21 @@ class Lock:
     def release(self) -> None:
         self._released.set()
         self._thread.join(PATIENCE)
+
+
+def told(client: Wire) -> tuple[bytes, str | None, dict[str, object]]:
+    """Status line, error code and body of a refusal."""
+    head = client.head()
+    found = {name.lower(): value for name, value in headers(head)}
+    assert found[b"content-type"] == b"application/problem+json"
+    body = json.loads(client.exactly(int(found[b"content-length"])))
+    code = found.get(b"twiceshy-error")
+    assert found.get(b"x-should-retry") == found.get(b"stripe-should-retry") == b"false"
+    assert b"retry-after" not in found
+    return head.split(b"\r\n")[0], code.decode() if code else None, body
+
+
+def refused(client: Wire, status: int, code: str = "bad-request") -> str:
+    line, found, body = told(client)
+    assert (line.split(b" ")[1], found) == (b"%d" % status, code), line
+    return str(body["message"])

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.proxy.test_doors import OK, refused
-from tests.raw import Origin, Wire, credentials, headers
+from tests.raw import OK, Origin, Wire, credentials, headers, refused
 from tests.stack import Attempt, Stack
 from tests.tunnelled import connected, trusting
 

@@ -4,8 +4,7 @@ import ssl
 
 import pytest
 
-from tests.proxy.test_doors import refused
-from tests.raw import Wire, credentials, headers
+from tests.raw import Wire, credentials, headers, refused
 from tests.stack import Attempt, Stack
 from tests.tunnelled import (
     Secure,

@@ -4,8 +4,7 @@ import ssl
 
 import pytest
 
-from tests.proxy.test_doors import OK, refused
-from tests.raw import Origin, Wire
+from tests.raw import OK, Origin, Wire, refused
 from tests.stack import Stack
 from tests.tunnelled import (
     ByHand,

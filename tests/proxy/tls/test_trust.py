@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.tls import Issuer
-from tests.proxy.test_doors import OK
+from tests.raw import OK
 from tests.stack import Attempt, Stack
 from tests.tunnelled import (
     ByHand,
