@@ -308,7 +308,7 @@ class Door(Line, asyncio.Protocol):
 
     def end(self) -> None:
         """Nothing more will be written; what was goes out first."""
-        if self.transport is not None and not self.gone:
+        if self.transport is not None and not self.transport.is_closing():
             if self._under is None:
                 self.transport.write_eof()
             else:
@@ -316,7 +316,7 @@ class Door(Line, asyncio.Protocol):
 
     async def close(self) -> None:
         """Close the connection and wait until all that was written has gone out."""
-        if self.transport is not None:
+        if self.transport is not None and not self.transport.is_closing():
             self.transport.close()
         await self.left()
 

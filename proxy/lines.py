@@ -66,7 +66,7 @@ class Line:
         """
         self._end()
         if self.transport is not None:
-            cut(self.transport, reset=reset)
+            cut(self._under or self.transport, reset=reset)
 
     # ---- what is known of the client
 
@@ -90,7 +90,10 @@ class Line:
         except OSError:
             count = 0
         under = self._under.get_write_buffer_size() if self._under is not None else 0
-        return count + under + self.transport.get_write_buffer_size()
+        try:
+            return count + under + self.transport.get_write_buffer_size()
+        except AttributeError:  # asyncio's TLS transport, once it was closed twice: aiohttp closes it whatever we did
+            return count + under
 
     async def acknowledged(self, *, strictly: bool = False) -> bool:
         """Wait until all that was written is acknowledged (True), or the client is gone without.

@@ -80,7 +80,8 @@ class Passage:
                 finally:
                     answering.cancel()
                     leaving.cancel()
-                self._upstream.close()
+                if not self._upstream.is_closing():  # a TLS transport that is closed twice cannot be aborted any more
+                    self._upstream.close()
                 await asyncio.gather(self._upstream.wait_closed(), self._door.close())
         except TimeoutError:
             self._say(f"a {self._kind} in which nothing moved for {self._limit:g} s was ended (tunnel_timeout)")
