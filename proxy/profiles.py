@@ -172,8 +172,13 @@ class Rules:
         for route in self._for(request.host, request.port):
             if route.protocol is not None and route.covers(method, path, body):
                 known = route.rule_for(body)
-                ignore, unprocessed = (*rule.ignore, *known.ignore), rule.not_processed | known.not_processed
-                return replace(rule, protocol=known.protocol, ignore=ignore, not_processed=unprocessed)
+                return replace(
+                    rule,
+                    protocol=known.protocol,
+                    ignore=(*rule.ignore, *known.ignore),
+                    not_processed=rule.not_processed | known.not_processed,
+                    assumed=rule.assumed or known.assumed,
+                )
         return rule
 
     def is_blind(self, host: str, port: int) -> bool:

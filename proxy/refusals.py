@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from html import escape
 
 Headers = tuple[tuple[bytes, bytes], ...]
+PROBLEM = b"application/problem+json"
 
 #: code -> (status, title). The docs list each one; a test holds the two together.
 CODES: dict[str, tuple[int, str]] = {
@@ -88,7 +89,7 @@ class Refusal:
         """*xml*: of the answer to a client that reads no JSON, see ``reads_xml``."""
         wire_code = "upstream" if self.code == "upstream-timeout" else self.code
         out = [
-            (b"Content-Type", b"application/xml" if xml else b"application/problem+json"),
+            (b"Content-Type", b"application/xml" if xml else PROBLEM),
             (b"Twiceshy-Error", wire_code.encode("ascii")),
         ]
         if self.code == "database-away":

@@ -16,7 +16,7 @@ from proxy.incoming import Head
 from proxy.mcp import Call, Text
 from proxy.message import Headers
 from proxy.recorder import Ending, Exchange
-from proxy.refusals import Refusal
+from proxy.refusals import PROBLEM, Refusal
 from proxy.sse import Events
 from proxy.wire import Framing
 from runtime.entries import AnswerRow
@@ -93,7 +93,8 @@ async def replay(
     facts, door = row.facts, client.door
     head = Head(facts.status, facts.reason, facts.headers)
     if client.call is not None:
-        if facts.own and isinstance(body, bytes):
+        # What a person said in an upstream's place is of our own, too, and no refusal.
+        if facts.own and isinstance(body, bytes) and head.header(b"content-type") == PROBLEM:
             return await _give_own(client, head, body, extra)
         # Nobody is there to hear what this client would say to a request of the server's.
         headers, through = mcp.readdressed(head.headers, client.call, asked, exchange=None, heard=lambda _: True)

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from proxy.message import Request
+from proxy.profiles import Rules
 from tests.raw import Origin, Wire, credentials, locked
 from tests.stack import Attempt, Reply, Stack, stack
 
@@ -55,6 +57,9 @@ class Client:
 
     def respond(self, ident: Any, action: str = "accept") -> Reply:
         return self.post({"jsonrpc": "2.0", "id": ident, "result": {"action": action, "content": {"approve": True}}})
+
+
+CALL = b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "refund"}}'
 
 
 def client(stack: Stack, run: str, ident: int = 0) -> Client:
@@ -501,6 +506,17 @@ def test_a_run_that_needs_a_person_says_so_to_the_model(shared: Stack, run: str)
     ident, words = problem(stopped)
     assert (ident, f"twiceshy resolve {run}" in words) == (8, True)
     shared.sandbox.release("slow")
+    second.attempt.die()
+
+    # What the built-in rule says that "it happened" means is an answer as tools give it.
+    request = Request("POST", "http", "h", 80, "/mcp", ((b"Content-Type", b"application/json"),), CALL)
+    done = Rules.load([]).match(request).assumed
+    assert done is not None
+    shared.resolve(run, stopped.step, "assume_done", headers=done.headers, body=done.body)
+    third = client(shared, run)
+    answer = third.call("refund", ident="last")
+    assert (answer.json()["id"], said(answer.json())) == ("last", "This was done. What came of it is not known.")
+    assert tools(shared) == ["refund"]
 
 
 def test_a_server_that_cannot_be_reached_is_told_as_an_error_too(shared: Stack, origin: Origin, run: str) -> None:
