@@ -27,7 +27,6 @@ CODES: dict[str, tuple[int, str]] = {
     "bad-request": (400, "Bad Request to twiceshy"),
     "bad-identity": (400, "Bad Request to twiceshy: run or token malformed"),
     "body-too-large": (413, "Content Too Large for twiceshy"),
-    "not-supported": (501, "Not Implemented by twiceshy"),
     "not-found": (404, "Not Found at twiceshy.internal"),
     "database-away": (503, "Held by twiceshy: its database is away, nothing was sent"),
     "upstream": (502, "Bad Gateway: upstream failed"),

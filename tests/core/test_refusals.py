@@ -11,7 +11,7 @@ EACH = pytest.mark.parametrize("code", list(CODES))
 #: Statuses that some client retries by itself (measured with 27), and 421, which Node's fetch does.
 RETRIED = frozenset({408, 409, 421, 429} | set(range(500, 600)))
 #: What these say is no stop, or no answer to an agent's request to an upstream.
-NO_STOP = frozenset({"database-away", "upstream", "upstream-timeout", "internal", "not-supported"})
+NO_STOP = frozenset({"database-away", "upstream", "upstream-timeout", "internal"})
 
 
 def headers(refusal: Refusal) -> dict[str, str]:
