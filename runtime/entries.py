@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
-from runtime.step import Effect, Finality, RunStatus, State
+from runtime.step import Effect, Finality, Kind, RunStatus, State
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -21,6 +21,16 @@ class Fence:
     run_id: str
     token_hash: bytes
     sidecar: str
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """What a step of the sidecar's own is. Its deadline is ``until``, or ``seconds`` from its first record."""
+
+    kind: Kind
+    subject: str | None = None  # the event that is waited for, the name of a local step or value
+    seconds: float | None = None
+    until: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +49,11 @@ class StepFacts:
     request_head: bytes  # JSON, see proxy.message
     request_body: bytes
     rules: bytes  # hash of the rules it was printed under
+    own: Own | None = None  # None: an HTTP exchange
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.HTTP if self.own is None else self.own.kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +101,8 @@ class Answer:
     facts: AnswerFacts
     #: What the step becomes: ANSWERED, or NOT_SENT when this is an answer of our own and no byte had left.
     state: State = State.ANSWERED
+    #: The id of the event that the step, a wait, takes with this answer. Taken before by another: Conflict.
+    event: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,3 +246,29 @@ class TapeRows:
     last_failed_barren: bool
     now: datetime
     steps: list[StepRow] = field(default_factory=list)
+    owned: bool = False  # somebody has the attempt's process, and starts the next one: it may park
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A step that waits: its ``deadline`` (None: none), the seconds ``left`` to it, and the ``event`` it is to take."""
+
+    deadline: datetime | None
+    left: float | None
+    event: "Event | None"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A message to a run. ``payload``: JSON as it was sent."""
+
+    id: str
+    payload: bytes
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """The attempt gave its place up. ``until`` None: until an event comes."""
+
+    until: datetime | None

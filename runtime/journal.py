@@ -7,8 +7,9 @@ A caller that is cancelled leaves at once; what it asked for goes on to its end,
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime
 from typing import Any, TypeVar, cast
 from uuid import UUID
 
@@ -16,7 +17,19 @@ import asyncpg
 
 from runtime import database, lease, rows, runs
 from runtime.database import Connection, sql
-from runtime.entries import Bound, Entry, Fence, Fenced, Outcome, StepRow, Stopped, TapeRows
+from runtime.entries import (
+    Bound,
+    Entry,
+    Event,
+    Fence,
+    Fenced,
+    Outcome,
+    Parked,
+    StepRow,
+    Stopped,
+    TapeRows,
+    Waiting,
+)
 from runtime.errors import DatabaseAway, NotFound, TwiceshyError, Unreadable, Unwritable, UsageError
 from runtime.retry import backoff
 from runtime.settings import Settings
@@ -140,6 +153,7 @@ class Journal:
             last_failed_barren=run["last_failed_barren"],
             now=run["now"],
             steps=list(steps.values()),
+            owned=run["owned"],
         )
 
     @staticmethod
@@ -167,6 +181,33 @@ class Journal:
     async def save_tape(self, run_id: str, n: int, tape: bytes) -> None:
         """Keep what attempt *n* did, for people."""
         await self.ask(lambda connection: connection.execute(sql("save_tape"), run_id, n, tape))
+
+    # ---- waits
+
+    async def now(self) -> datetime:
+        """The database's time."""
+        return cast(datetime, await self.ask(lambda connection: connection.fetchval(sql("now"))))
+
+    async def waiting(self, steps: Sequence[tuple[str, str, UUID]]) -> dict[UUID, Waiting]:
+        """How steps (run, key, exchange) stand that wait under their exchanges, by exchange."""
+        columns = [list(column) for column in zip(*steps, strict=True)]
+        return {
+            row["exchange"]: Waiting(
+                row["deadline"],
+                row["left"],
+                None if row["id"] is None else Event(row["id"], row["payload"], row["at"]),
+            )
+            for row in await self.ask(lambda connection: connection.fetch(sql("waiting"), *columns))
+        }
+
+    async def park(self, fence: Fence, held: Sequence[str]) -> Parked | None:
+        """Park the run on the steps *held*. None: one of them is due, or the fence does not hold."""
+        row = await self.ask(
+            lambda connection: connection.fetchrow(
+                sql("park"), fence.run_id, fence.token_hash, fence.sidecar, list(held)
+            )
+        )
+        return Parked(row["until"]) if row is not None and row["outcome"] == "parked" else None
 
     # ---- bodies
 

@@ -68,13 +68,16 @@ SELECT u.uuid, u.attempt, u.token_hash, u.status, u.stop_step, u.stop_message, u
        coalesce(u.retried_after = u.attempt - 1, false)
        OR EXISTS (SELECT FROM twiceshy.attempt t WHERE t.run_id = u.id AND t.n = u.attempt - 1 AND t.outcome = 'failed'
                   AND t.counter_at >= u.newest) AS last_failed_barren,
+       EXISTS (SELECT FROM twiceshy.attempt t WHERE t.run_id = u.id AND t.n = u.attempt
+               AND t.kind NOT IN ('claim', 'group', 'named')) AS owned,
        extract(epoch FROM u.lease_expires_at - twiceshy.now())::float8 AS lease_left,
        twiceshy.now() AS now, pg_postmaster_start_time() AS server_started
 FROM twiceshy.run u WHERE u.id = $1;
 
 -- load_steps: its steps, first bytes up to $2 bytes, and until when the sidecars that have exchanges live
 SELECT s.key, s.begun, s.attempt, s.kind, s.effect, s.state, s.explicit, s.fingerprint, s.occurrence, s.secondary,
-       s.method, s.url, s.exchange, s.sidecar, s.place, s.wire_key, s.request_head, s.rules, s.begun_at,
+       s.method, s.url, s.exchange, s.sidecar, s.place, s.wire_key, s.request_head, s.rules, s.begun_at, s.subject,
+       s.deadline,
        CASE WHEN s.state <> 'answered' OR octet_length(s.request_body) <= $2 THEN s.request_body END AS request_body,
        CASE WHEN s.state = 'sent' THEN (
            SELECT c.expires_at FROM twiceshy.sidecar c WHERE c.id = s.sidecar AND c.ended_at IS NULL
@@ -274,6 +277,38 @@ SELECT EXISTS (
     WHERE u.status = 'running' AND u.for_workers AND t.kind = 'worker' AND t.host = $1 AND t.folder = $2
       AND t.process = $3);
 
+-- ---- waits
+
+-- send_event: an event for a run (migrations/004_waits.sql)
+SELECT twiceshy.send_event($1, $2, $3, $4);
+
+-- park: an attempt gives its place up until something that it waits for is due (migrations/004_waits.sql)
+SELECT * FROM twiceshy.park($1, $2, $3, $4::text[]);
+
+-- wake: parked runs whose time has come are queued again; those that wait for an event are by who sends it
+WITH due AS MATERIALIZED (
+    SELECT u.id FROM twiceshy.run u WHERE u.status = 'parked' AND u.wake_at <= (SELECT twiceshy.now())
+    ORDER BY u.wake_at LIMIT 100 FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE twiceshy.run u SET status = 'queued', wake_at = NULL, wake_on = NULL, changed_at = twiceshy.now()
+FROM due d WHERE u.id = d.id RETURNING u.id;
+
+-- waiting: some steps that wait under their exchanges: the deadline, how far it is, and the event that is theirs to take
+WITH open AS MATERIALIZED (
+    SELECT s.run_id, s.key, s.exchange, s.kind, s.subject, s.deadline, twiceshy.now() AS now,
+           row_number() OVER (PARTITION BY s.run_id, s.subject ORDER BY s.begun) - 1 AS ahead
+    FROM unnest($1::text[], $2::text[], $3::uuid[]) w (run_id, key, exchange)
+    JOIN twiceshy.step s ON s.run_id = w.run_id COLLATE "C" AND s.key = w.key COLLATE "C" AND s.exchange = w.exchange
+    WHERE s.state = 'sent'
+)
+SELECT o.exchange, o.deadline, extract(epoch FROM o.deadline - o.now)::float8 AS left, e.id, e.payload, e.at
+FROM open o LEFT JOIN LATERAL (
+    SELECT v.id, v.payload, v.at FROM twiceshy.event v
+    WHERE o.kind = 'wait' AND v.run_id = o.run_id AND v.name = o.subject COLLATE "C" AND v.consumed_by IS NULL
+      AND (o.deadline IS NULL OR v.at <= o.deadline)
+    ORDER BY v.sent LIMIT 1 OFFSET o.ahead
+) e ON true;
+
 -- ---- for people
 
 -- run: one run
@@ -287,8 +322,9 @@ WHERE ($1::text IS NULL OR u.status = $1) AND ($3::text IS NULL OR u.agent = $3)
 ORDER BY u.created_at DESC, u.id LIMIT $2;
 
 -- steps: the steps of a run, with the statuses of their answers
-SELECT s.key, s.begun, s.attempt, s.effect, s.state, s.method, s.url, s.wire_key, s.sidecar, s.begun_at, s.sent_at,
-       s.evidence, coalesce(a.statuses, '{}') AS statuses, a.finality, coalesce(a.tokens, 0) AS tokens
+SELECT s.key, s.begun, s.attempt, s.kind, s.effect, s.state, s.method, s.url, s.wire_key, s.sidecar, s.begun_at,
+       s.sent_at, s.subject, s.deadline, s.evidence, coalesce(a.statuses, '{}') AS statuses, a.finality,
+       coalesce(a.tokens, 0) AS tokens
 FROM twiceshy.step s LEFT JOIN (
     SELECT a.key, array_agg(a.status ORDER BY a.n) AS statuses, (array_agg(a.finality ORDER BY a.n DESC))[1] AS finality,
            sum(a.tokens)::bigint AS tokens

@@ -22,6 +22,7 @@ from runtime.entries import (
     Headers,
     Intent,
     Outcome,
+    Own,
     PutBack,
     Read,
     Recorded,
@@ -31,7 +32,7 @@ from runtime.entries import (
     Stopped,
 )
 from runtime.errors import Unreadable, Unwritable
-from runtime.step import Effect, Finality, RunStatus, State
+from runtime.step import Effect, Finality, Kind, RunStatus, State
 
 
 class Row(Protocol):
@@ -53,11 +54,13 @@ _ANSWER = (
     "status", "reason", "headers", "body", "body_id", "size", "whole", "finality", "own", "tokens",
 )  # fmt: skip
 _WHY = ("becomes", "message", "evidence")
-ENTRY = _HEAD + _FACTS + _ANSWER + _WHY
+_OWN = ("step_kind", "subject", "seconds", "until")
+ENTRY = (*_HEAD, *_FACTS, *_ANSWER, *_WHY, *_OWN, "event")
 
 _NO_FACTS = (None,) * len(_FACTS)
 _NO_ANSWER = (None,) * len(_ANSWER)
 _NO_WHY = (None,) * len(_WHY)
+_NO_OWN = (None,) * len(_OWN)
 _NO_FENCE = (None, None)
 
 
@@ -76,19 +79,19 @@ def entry_row(entry: Entry) -> tuple[Any, ...]:
                 entry.place,
                 entry.replaces,
             )
-            return (*head, *_facts(facts), *_NO_ANSWER, *_NO_WHY)
+            return (*head, *_facts(facts), *_NO_ANSWER, *_NO_WHY, *_own(facts), None)
         case Answer():
             head = ("answer", entry.run_id, entry.key, entry.exchange, *_NO_FENCE, entry.attempt, None, None)
-            return (*head, *_NO_FACTS, *_answer(entry.facts), entry.state, None, None)
+            return (*head, *_NO_FACTS, *_answer(entry.facts), entry.state, None, None, *_NO_OWN, entry.event)
         case Read(fence=fence, facts=facts):
             head = ("read", fence.run_id, facts.key, entry.exchange, *_fence(fence), entry.attempt, entry.place, None)
-            return (*head, *_facts(facts), *_answer(entry.answer), *_NO_WHY)
+            return (*head, *_facts(facts), *_answer(entry.answer), *_NO_WHY, *_own(facts), None)
         case PutBack():
             head = ("put_back", entry.run_id, entry.key, entry.exchange, *_NO_FENCE, None, None, None)
-            return (*head, *_NO_FACTS, *_NO_ANSWER, *_NO_WHY)
+            return (*head, *_NO_FACTS, *_NO_ANSWER, *_NO_WHY, *_NO_OWN, None)
         case Stop(fence=fence):
             head = ("stop", fence.run_id, entry.step, entry.exchange, *_fence(fence), None, None, None)
-            return (*head, *_NO_FACTS, *_NO_ANSWER, entry.status, entry.message, entry.evidence)
+            return (*head, *_NO_FACTS, *_NO_ANSWER, entry.status, entry.message, entry.evidence, *_NO_OWN, None)
 
 
 def size(row: tuple[Any, ...]) -> int:
@@ -105,6 +108,11 @@ def _facts(facts: StepFacts) -> tuple[Any, ...]:
         facts.effect, facts.explicit, facts.fingerprint, facts.occurrence, facts.secondary, facts.method, facts.url,
         facts.wire_key, facts.request_head, facts.request_body, facts.rules,
     )  # fmt: skip
+
+
+def _own(facts: StepFacts) -> tuple[Any, ...]:
+    own = facts.own
+    return _NO_OWN if own is None else (own.kind, own.subject, own.seconds, own.until)
 
 
 def _answer(facts: AnswerFacts) -> tuple[Any, ...]:
@@ -191,8 +199,7 @@ def step_row(run_id: str, row: Row, *, sidecar_dead: bool) -> StepRow:
     """One row of ``load_steps``."""
     what = f"run {run_id}, step {row['key']}"
     effect, state = known(Effect, row["effect"], what), known(State, row["state"], what)
-    if row["kind"] != "http":
-        raise Unreadable(f"{what}: kind {row['kind']!r} is unknown to this version of twiceshy; nothing was sent")
+    kind = known(Kind, row["kind"], what)
     if len(row["fingerprint"]) != 32 or len(row["secondary"]) != 16:
         raise Unreadable(f"{what}: a fingerprint has the wrong length; nothing was sent")
     body = row["request_body"]
@@ -210,6 +217,7 @@ def step_row(run_id: str, row: Row, *, sidecar_dead: bool) -> StepRow:
             request_head=row["request_head"],
             request_body=body or b"",
             rules=row["rules"],
+            own=None if kind is Kind.HTTP else Own(kind, row["subject"], until=row["deadline"]),
         ),
         begun=row["begun"],
         attempt=row["attempt"],

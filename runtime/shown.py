@@ -6,12 +6,12 @@ from typing import Any
 from uuid import UUID
 
 from runtime import rows
-from runtime.step import Effect, Finality, RunStatus, State
+from runtime.step import Effect, Finality, Kind, RunStatus, State
 
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """A run, for people and launchers."""
+    """A run, for people and launchers. ``wake_at``, ``wake_on``: until when and for which events a parked one waits."""
 
     id: str
     uuid: UUID
@@ -35,6 +35,8 @@ class RunRow:
     created_at: datetime
     changed_at: datetime
     ended_at: datetime | None
+    wake_at: datetime | None
+    wake_on: list[str] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ class StepLine:
     key: str
     begun: int
     attempt: int
+    kind: Kind
     effect: Effect
     state: State
     method: str
@@ -70,11 +73,11 @@ class StepLine:
     sidecar: str | None
     begun_at: datetime
     sent_at: datetime
+    subject: str | None
+    deadline: datetime | None
     evidence: str | None
     statuses: tuple[int, ...]
     finality: Finality | None
-    subject: str | None
-    deadline: datetime | None
     tokens: int
 
 
@@ -96,6 +99,7 @@ def step(run_id: str, row: rows.Row) -> StepLine:
     return StepLine(
         **values
         | {
+            "kind": rows.known(Kind, row["kind"], what),
             "effect": rows.known(Effect, row["effect"], what),
             "state": rows.known(State, row["state"], what),
             "finality": None if row["finality"] is None else rows.known(Finality, row["finality"], what),

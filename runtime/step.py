@@ -33,6 +33,21 @@ class Effect(StrEnum):
         return self in (Effect.IDEMPOTENT, Effect.AT_MOST_ONCE)
 
 
+class Kind(StrEnum):
+    """What a step is: an HTTP exchange, or one of the sidecar's own (DESIGN §6)."""
+
+    HTTP = "http"
+    LOCAL = "local"  # what the agent does itself, between a permit and its output
+    SLEEP = "sleep"
+    WAIT = "wait"  # for an event
+    VALUE = "value"  # time, chance
+
+    @property
+    def waits(self) -> bool:
+        """True for what a run may park on."""
+        return self in (Kind.SLEEP, Kind.WAIT)
+
+
 class State(StrEnum):
     """Where a journalled step stands. A step that has no row yet is ``None`` in ``TRANSITIONS``."""
 

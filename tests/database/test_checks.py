@@ -14,7 +14,7 @@ from runtime.database import connect
 from runtime.entries import Conflict, PutBack
 from runtime.errors import NotFound, NotNow
 from runtime.journal import Journal
-from runtime.step import TRANSITIONS, Effect, Event, Finality, RunStatus, State
+from runtime.step import TRANSITIONS, Effect, Event, Finality, Kind, RunStatus, State
 from tests.database.samples import DOUBTFUL, PROVISIONAL, Scene, claim
 
 
@@ -40,7 +40,8 @@ async def test_the_words_of_the_tables_are_those_of_the_code(dsn: str) -> None:
     assert await domain(dsn, "effect") == set(Effect) - {Effect.PASSTHROUGH}
     outcomes = await domain(dsn, "outcome")
     assert retry.FAILURES < outcomes
-    assert outcomes == {"done", "failed", "died", "stopped", "interrupted", "handed_over", "cancelled"}
+    assert outcomes == {"done", "failed", "died", "stopped", "interrupted", "handed_over", "cancelled", "parked"}
+    assert await domain(dsn, "step_kind") == set(Kind)
     assert set(runs.TOKENED) < await domain(dsn, "attempt_kind")
     assert set(typing.get_args(runs.How)) == {"assume_done", "send_again"}
 

@@ -22,6 +22,7 @@ OF_MANY = {
     "installation": "one row",
     "secret": "one row",
     "started": "a key, by the primary key",
+    "wake": "parked runs that are due, by their own index",
     "next_queued": "the head of the queue, by its own index",
     "next_silent": "leases that are over, by their own index",
     "next_of_the_dead": "runs that are running, by their own index",
@@ -33,6 +34,7 @@ LOOKS_FOR_WORK = {
     "next_silent": {"run_held"},
     "next_of_the_dead": {"run_held", "run_status"},
     "any_of_the_dead": {"run_held", "run_status"},
+    "wake": {"run_wakes", "run_pkey"},
 }
 ABOUT_SCHEMA = ("migration", "now", "bounded", "write")
 
@@ -58,6 +60,8 @@ async def full(dsn: str, journal: Journal) -> AsyncIterator[Connection]:
                 finality, own)
             SELECT 'other-' || n, 'k' || k, 0, k, 1, 200, '', '', 0, true, 'final', false
             FROM generate_series(1, 300) n, generate_series(1, 40) k;
+        INSERT INTO twiceshy.event (run_id, name, id, sent, payload, at)
+            SELECT 'other-' || n, 'go', 'e' || k, k, '1', now() FROM generate_series(1, 300) n, generate_series(1, 40) k;
         INSERT INTO twiceshy.body SELECT 'other-' || n, gen_random_uuid(), 0, sha256('')
             FROM generate_series(1, 300) n, generate_series(1, 40);
         INSERT INTO twiceshy.sidecar (id, host, folder, pid, address, expires_at, ended_at)

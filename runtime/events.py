@@ -1,0 +1,64 @@
+"""Events: messages to a run, which may come before, during or after the wait that takes them, each taken once.
+
+An event is stored under the lock of its run's row, as is the record of the wait that takes it, and parking: so it is
+never missed in between, and a parked run that waits for it is queued in the transaction that stores it.
+"""
+
+import re
+import secrets
+from dataclasses import dataclass
+
+from runtime import payload as payloads
+from runtime.database import Connection, sql
+from runtime.errors import NotFound, NotNow, UsageError
+
+#: What an event, its id, a local step may be called.
+NAME = re.compile(r"[A-Za-z0-9._~-]{1,200}")
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """An event of a run. ``fresh`` False: it was sent before, under this id and with this payload."""
+
+    id: str
+    fresh: bool
+
+
+def check_name(what: str, name: str) -> str:
+    """*name*, if *what* may be called so. Raises UsageError."""
+    if not NAME.fullmatch(name):
+        raise UsageError(f"{what} {name!r}: 1 to 200 of the characters A-Z a-z 0-9 . _ ~ -")
+    return name
+
+
+async def send(
+    connection: Connection,
+    run_id: str,
+    name: str,
+    payload: bytes,
+    id: str | None = None,  # noqa: A002
+    *,
+    limit: int,
+) -> Sent:
+    """Send the run an event; *payload*: JSON, kept as it is. Under an *id* that was sent before nothing is sent.
+
+    Raises UsageError for what is no name or no JSON of at most *limit* bytes, NotFound, and NotNow when the run has
+    ended or *id* was sent with another payload.
+    """
+    check_name("event", name)
+    payloads.read(payload, limit, f"the payload of event {name}")
+    id = check_name("event id", id) if id is not None else f"e{secrets.token_hex(12)}"  # noqa: A001
+    match await connection.fetchval(sql("send_event"), run_id, name, id, payload):
+        case "no_run":
+            raise NotFound(f"there is no run {run_id!r}; twiceshy runs lists them")
+        case "ended":
+            raise NotNow(f"run {run_id} has ended: event {name} was not sent")
+        case "other":
+            raise NotNow(f"run {run_id}: event {name} with the id {id} was sent before, with another payload")
+        case outcome:
+            return Sent(id, outcome == "sent")
+
+
+async def wake(connection: Connection) -> list[str]:
+    """Queue the parked runs whose time has come, a hundred at most; their ids."""
+    return [row["id"] for row in await connection.fetch(sql("wake"))]

@@ -1,0 +1,42 @@
+"""JSON that is kept as it was written: byte for byte, never made anew. Pure."""
+
+import json
+from typing import Any, NoReturn
+
+from runtime.errors import UsageError
+
+#: How deep arrays and objects may stand in one another: readers in other languages give up sooner than ours.
+DEPTH_MAX = 200
+
+
+def read(text: bytes, limit: int, what: str) -> Any:
+    """The value of the JSON *text*. UsageError says of *what* that it is no JSON (as NaN), or longer than *limit*."""
+    if len(text) > limit:
+        raise UsageError(f"{what} has {len(text)} bytes, more than payload_max ({limit})")
+    try:
+        value = json.loads(text.decode("utf-8"), parse_constant=_refuse)
+        deep = _depth(value) > DEPTH_MAX
+    except RecursionError:
+        deep = True
+    except ValueError as error:
+        raise UsageError(f"{what} is not JSON: {error}") from error
+    if deep:
+        raise UsageError(f"{what} is nested more than {DEPTH_MAX} deep")
+    return value
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _depth(value: Any) -> int:
+    deepest, level = 0, [value]
+    while level:
+        deepest += 1
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+    return deepest
