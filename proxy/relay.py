@@ -58,8 +58,9 @@ class Client:
 
 async def refuse(client: Client, refusal: Refusal) -> None:
     """Give *refusal* as the answer."""
-    head = Head(refusal.status, refusal.reason, refusal.headers(xml=client.xml))
-    await _give_own(client, head, refusal.body(xml=client.xml))
+    xml = client.xml and client.call is None
+    head = Head(refusal.status, refusal.reason, refusal.headers(xml=xml))
+    await _give_own(client, head, refusal.body(xml=xml))
 
 
 async def _give_own(client: Client, head: Head, body: bytes, extra: Headers = ()) -> bool:
