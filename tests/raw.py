@@ -8,15 +8,17 @@ import asyncio
 import base64
 import contextlib
 import json
+import os
 import socket
 import struct
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Self
 
 import asyncpg
 
-from tests.stack import Attempt
+from tests.stack import Attempt, Stack
 
 PATIENCE = 20.0
 #: A small answer of an upstream.
@@ -119,6 +121,14 @@ class Wire:
         """Wait for the connection's end; True if nothing came but a head, or not even that."""
         return self.rest_of_cut().count(b"\r\n\r\n") <= 1
 
+    def is_reset(self) -> bool:
+        """Wait for the connection's end; True if it was a reset."""
+        try:
+            self.rest()
+        except ConnectionResetError:
+            return True
+        return False
+
     def close(self) -> None:
         self.sock.close()
 
@@ -176,6 +186,23 @@ class Origin:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def connections(stack: Stack, origin: Origin) -> int:
+    """How many sockets the sidecar has to its clients and to *origin*, closed ones too."""
+    ports = (stack.sidecar.port, origin.port)
+    place = Path(f"/proc/{stack.sidecar.process.pid}")
+    mine = set()
+    for each in (place / "fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it was the listing's own, or has just been closed
+            mine.add(os.readlink(each))
+    found = 0
+    for line in (place / "net/tcp").read_text().splitlines()[1:]:
+        row = line.split()
+        peers = [int(address.partition(":")[2], 16) for address in row[1:3]]
+        listens = row[3] == "0A"
+        found += not listens and f"socket:[{row[9]}]" in mine and bool(set(peers) & set(ports))
+    return found
 
 
 def credentials(attempt: Attempt) -> bytes:

@@ -184,6 +184,13 @@ class Attempt:
         """The steps that this attempt has asked for: key, and live, replayed or joined."""
         return [(key, part) for key, part in self.ask("GET", "http://twiceshy.internal/attempt").json()["steps"]]
 
+    def report(self) -> dict[str, Any]:
+        """What the sidecar says of this attempt."""
+        found: dict[str, Any] = (
+            Attempt(self.run, self.token, self.port).ask("GET", "http://twiceshy.internal/attempt").json()
+        )
+        return found
+
     def in_background(self, *arguments: Any, **named: Any) -> "Background":
         return Background(self, *arguments, **named)
 

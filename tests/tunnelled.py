@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from proxy import authority
 from tests.raw import PATIENCE, Origin, Wire, credentials, headers
@@ -152,12 +152,6 @@ class Secure(Attempt):
     def headers(self, extra: dict[str, str] | None = None) -> dict[str, str]:
         return dict(extra or {})
 
-    def report(self) -> dict[str, Any]:
-        """What the sidecar says of this attempt."""
-        plain = Attempt(self.run, self.token, self.port)
-        found: dict[str, Any] = plain.ask("GET", "http://twiceshy.internal/attempt").json()
-        return found
-
 
 def slowly_sent(wire: Wire, data: bytes, size: int = 1) -> None:
     """Send *data* in pieces of *size*, each in a packet of its own."""
@@ -194,3 +188,19 @@ def refused_by_upstream(client: Wire) -> str:
     found = {name.lower(): value for name, value in headers(head)}
     assert (head.split(b" ")[1], found[b"twiceshy-error"]) == (b"502", b"upstream"), head
     return str(json.loads(client.exactly(int(found[b"content-length"])))["message"])
+
+
+def unopened(origin: Origin) -> str:
+    """*origin* by a name that the rules of tests/proxy/blind leave unopened."""
+    return f"localhost:{origin.port}"
+
+
+def passing(attempt: Attempt, origin: Origin) -> tuple[Wire, Wire]:
+    """A tunnel that has passed a byte each way: client and upstream."""
+    wire = connected(attempt, unopened(origin))
+    upstream = origin.accept()
+    wire.send(b"1")
+    assert upstream.exactly(1) == b"1"
+    upstream.send(b"2")
+    assert wire.exactly(1) == b"2"
+    return wire, upstream
