@@ -62,6 +62,19 @@ class Passage:
         self._door.abort(reset=True)
         cut(self._upstream.transport, reset=True)
 
+    async def may_go(self) -> bool:
+        """Whether what the client sends may leave: its attempt is known to be current. Else the passage is cut."""
+        run = self._run
+        if run is None or (run.refusal is None and time.monotonic() <= run.trusted_until):
+            return True
+        try:
+            if await self._attempts.trusted(run) is run:
+                return True
+        except DatabaseAway as error:
+            self._say(f"a {self._kind} was ended, for nobody could say whether its attempt is current: {error}")
+        self.cut()
+        return False
+
     async def carry(self, client: Reader, answers: Reader) -> None:
         """Pass on what *client* sends and what the upstream *answers*, to the end of both connections."""
         if self._run is not None:
@@ -74,7 +87,7 @@ class Passage:
                 leaving = asyncio.ensure_future(self._leave(answering))
                 try:
                     await self._pump(
-                        client, self._upstream.write, self._upstream.drain, self._end_upstream, self._current
+                        client, self._upstream.write, self._upstream.drain, self._end_upstream, self.may_go
                     )
                     await asyncio.wait({answering})
                 finally:
@@ -104,12 +117,11 @@ class Passage:
 
     async def _pump(
         self, source: Reader, write: Callable[[bytes], None], room: Callable[[], Awaitable[None]],
-        end: Callable[[], None], current: Callable[[], Awaitable[bool]] | None,
+        end: Callable[[], None], may_go: Callable[[], Awaitable[bool]] | None,
     ) -> None:  # fmt: skip
         try:
             while data := await source.read(PIECE):
-                if current is not None and not await current():
-                    self.cut()
+                if may_go is not None and not await may_go():
                     return
                 self._moved()
                 write(data)
@@ -129,17 +141,6 @@ class Passage:
             self._upstream.write_eof()
         else:
             self._upstream.close()
-
-    async def _current(self) -> bool:
-        """What the client sends may leave: its attempt is known to be current."""
-        run = self._run
-        if run is None or (run.refusal is None and time.monotonic() <= run.trusted_until):
-            return True
-        try:
-            return await self._attempts.trusted(run) is run
-        except DatabaseAway as error:
-            self._say(f"a {self._kind} was ended, for nobody could say whether its attempt is current: {error}")
-            return False
 
     def _say(self, what: str) -> None:
         words = f"{self._target.shown}: {what}"

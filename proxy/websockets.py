@@ -59,6 +59,8 @@ class WebSockets:
             sent = door.pass_through(ahead.data)
             leaving = asyncio.create_task(passage.leave_with_client())
             try:
+                if not await passage.may_go():
+                    return None
                 upstream.write(request_head(request, self._upstream.via()))
                 answer = await self._answered(target, answers)
                 if isinstance(answer, Refusal):

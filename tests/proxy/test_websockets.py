@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator
@@ -98,19 +97,9 @@ def opened(attempt: Attempt, origin: Origin, door: str = "proxy", *, stack: Stac
 # ---- by aiohttp
 
 
-class Echo:
-    """A server of WebSockets in the test's own loop."""
-
-    def __init__(self, site: web.TCPSite, secure: bool, received: list[web.Request]) -> None:
-        assert site._server is not None
-        self.port: int = site._server.sockets[0].getsockname()[1]  # type: ignore[attr-defined]
-        self.url = f"{'wss' if secure else 'ws'}://127.0.0.1:{self.port}/echo?x=%26"
-        self.received = received
-
-
 @contextlib.asynccontextmanager
-async def echo(context: ssl.SSLContext | None) -> AsyncIterator[Echo]:
-    received: list[web.Request] = []
+async def echo(context: ssl.SSLContext | None, received: list[web.Request]) -> AsyncIterator[str]:
+    """A server in the test's own loop; where it listens."""
 
     async def serve(request: web.Request) -> web.StreamResponse:
         received.append(request)
@@ -130,7 +119,7 @@ async def echo(context: ssl.SSLContext | None) -> AsyncIterator[Echo]:
     site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context)
     await site.start()
     try:
-        yield Echo(site, context is not None, received)
+        yield f"127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
 
@@ -139,17 +128,16 @@ async def echo(context: ssl.SSLContext | None) -> AsyncIterator[Echo]:
 @pytest.mark.parametrize("door", ["proxy", "gateway"])
 async def test_an_echo(shared: Stack, run: str, issuer: Issuer, tmp_path: Path, secure: bool, door: str) -> None:
     attempt = shared.claim(run)
-    async with (
-        echo(context_of(issuer.issue(["127.0.0.1"]), tmp_path) if secure else None) as upstream,
-        aiohttp.ClientSession() as session,
-    ):
+    received: list[web.Request] = []
+    context = context_of(issuer.issue(["127.0.0.1"]), tmp_path) if secure else None
+    async with echo(context, received) as there, aiohttp.ClientSession() as session:
         options: dict[str, Any] = {"protocols": ["realtime"], "headers": {"Authorization": "Bearer sk"}}
-        url = upstream.url
+        scheme = "wss" if secure else "ws"
+        url = f"{scheme}://{there}/echo?x=%26"
         if door == "proxy":
             options |= {"proxy": f"http://{run}:{attempt.token}@127.0.0.1:{attempt.port}", "ssl": trusting(shared)}
         else:
-            scheme, _, rest = url.partition("://")
-            url = f"ws://127.0.0.1:{attempt.port}/@{run}:{attempt.token}/{scheme}/{rest}"
+            url = f"ws://127.0.0.1:{attempt.port}/@{run}:{attempt.token}/{scheme}/{there}/echo?x=%26"
         async with session.ws_connect(url, **options) as client:
             assert client.protocol == "realtime"
             await client.send_str("drawer")
@@ -157,15 +145,14 @@ async def test_an_echo(shared: Stack, run: str, issuer: Issuer, tmp_path: Path, 
             large = bytes(range(256)) * 8000
             await client.send_bytes(large)
             assert await client.receive_bytes(timeout=20) == large
-        [request] = upstream.received
-        assert request.raw_path == "/echo?x=%26"
-        assert request.headers["Authorization"] == "Bearer sk"
-        assert request.headers["Host"] == f"127.0.0.1:{upstream.port}"
-        for name, value in request.headers.items():
-            assert not name.lower().startswith(("proxy-", "twiceshy-"))
-            assert str(attempt.token) not in value and run not in value
         told = await asyncio.to_thread(attempt.report)
-        assert told["arrived"] == {f"127.0.0.1:{upstream.port}": {"WebSocket": 1}}
+    assert told["arrived"] == {there: {"WebSocket": 1}}
+    [request] = received
+    assert request.raw_path == "/echo?x=%26"
+    assert (request.headers["Authorization"], request.headers["Host"]) == ("Bearer sk", there)
+    for name, value in request.headers.items():
+        assert not name.lower().startswith(("proxy-", "twiceshy-"))
+        assert str(attempt.token) not in value and run not in value
     assert await asyncio.to_thread(shared.fetch, "SELECT FROM twiceshy.step WHERE run_id = $1", run) == []
 
 
@@ -373,15 +360,14 @@ def test_nothing_is_left_of_a_websocket(
     shared: Stack, run: str, request: pytest.FixtureRequest, kind: str, who: str, how: str
 ) -> None:
     origin: Origin = request.getfixturevalue(kind)
-    pairs = [opened(shared.claim(run), origin, "tunnel", stack=shared) for _ in range(1)]
-    for pair in pairs:
-        one, other = pair if who == "client" else reversed(pair)
-        one.send(b"bye")
-        assert other.exactly(3) == b"bye"
-        getattr(one, how)()
-        with contextlib.suppress(ConnectionResetError, ssl.SSLError):
-            other.rest()
-        other.close()
+    pair = opened(shared.claim(run), origin, "tunnel", stack=shared)
+    one, other = pair if who == "client" else reversed(pair)
+    one.send(b"bye")
+    assert other.exactly(3) == b"bye"
+    getattr(one, how)()
+    with contextlib.suppress(ConnectionResetError, ssl.SSLError):
+        other.rest()
+    other.close()
     shared.sandbox.wait_for(lambda: connections(shared, origin) == 0, what="all is closed")
     assert "Traceback" not in shared.sidecar.log.read_text()
 
@@ -411,7 +397,4 @@ def test_requests_go_on_beside_it(shared: Stack, run: str, plain: Origin) -> Non
     assert attempt.ask("POST", shared.url("/any/x"), b"x").status == 200
     upstream.send(b"\x81\x02ok")
     assert client.exactly(4) == b"\x81\x02ok"
-    told = attempt.report()
-    assert told["arrived"][f"127.0.0.1:{plain.port}"] == {"WebSocket": 1}
-    rows = shared.fetch("SELECT tape FROM twiceshy.attempt WHERE run_id = $1", run)
-    assert json.loads(rows[0]["tape"])["arrived"] == told["arrived"]
+    assert attempt.report()["arrived"][f"127.0.0.1:{plain.port}"] == {"WebSocket": 1}
