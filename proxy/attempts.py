@@ -92,6 +92,8 @@ class Run:
         if self.refusal is None:
             self.refusal = refusal
             log.info("run %s: %s", self.run_id, refusal.code)
+            for exchange in list(self.exchanges.values()):
+                exchange.give_up(refusal)
         for passing in list(self.passing):
             passing.cut()
 
@@ -164,8 +166,8 @@ class Run:
 
     @property
     def open(self) -> int:
-        """How many exchanges are still out."""
-        return sum(1 for exchange in self.exchanges.values() if exchange.ending is None)
+        """How many exchanges are still out, with an upstream."""
+        return sum(1 for exchange in self.exchanges.values() if exchange.ending is None and exchange.inner is None)
 
 
 def _has(exchange: Exchange, step: Step) -> bool:
@@ -259,9 +261,13 @@ class Attempts:
             return taken
 
     def _take(self, old: Run | None, fence: Fence, bound: Bound, rows: TapeRows) -> Run:
-        # Reads of an earlier attempt record nothing and are joined by nobody.
+        # Reads of an earlier attempt record nothing and are joined by nobody; what it waited for is waited for anew.
         earlier = old.exchanges if old is not None else {}
-        exchanges = {name: exchange for name, exchange in earlier.items() if exchange.effect is not Effect.READ}
+        exchanges = {
+            name: exchange
+            for name, exchange in earlier.items()
+            if exchange.effect is not Effect.READ and exchange.inner is None
+        }
         tape = build(rows, set(exchanges))
         for step in tape.steps.values():
             # The rows were read a moment ago: an exchange of ours that ended since is taken from memory.

@@ -6,13 +6,14 @@ Sends again only where ``proxy.aftermath`` allows it, and only as long as no cli
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Protocol
 
 from proxy.aftermath import Failure, Then, after, pause
-from proxy.incoming import Incoming
+from proxy.incoming import Incoming, Source
 from proxy.message import Request
 from proxy.profiles import Rule
 from proxy.refusals import Refusal
-from proxy.upstream import Answering, Cut, Interrupted, NotSent, Silent, Upstream, Withheld
+from proxy.upstream import Cut, Interrupted, NotSent, Silent, Withheld
 from runtime.journal import Journal
 from runtime.settings import Settings
 from runtime.step import Effect
@@ -25,11 +26,25 @@ Failed = tuple[Failure, str]
 _WORDS_MAX = 300
 
 
+class Sender(Protocol):
+    """Who has a request answered: ``proxy.upstream.Upstream``, or ``proxy.inner.Inner`` in its place.
+
+    ``limit``: seconds for all of it, None for as long as it takes.
+    """
+
+    @property
+    def limit(self) -> float | None: ...
+
+    async def send(
+        self, run: str, request: Request, *, fresh: bool, last_word: Callable[[], None] | None = None
+    ) -> Source: ...
+
+
 class Conversation:
     """With the upstream of one step, or of a request that is only forwarded (*kept* False)."""
 
     def __init__(
-        self, journal: Journal, upstream: Upstream, settings: Settings, run_id: str, rule: Rule, effect: Effect,
+        self, journal: Journal, upstream: Sender, settings: Settings, run_id: str, rule: Rule, effect: Effect,
         *, responses: int, kept: bool,
     ) -> None:  # fmt: skip
         self.sent = False
@@ -52,12 +67,12 @@ class Conversation:
 
         *last_word* may raise Withheld before a first byte. Raises that, and Denied, when nothing was sent at all.
         """
-        limit = self._settings.exchange_timeout
+        limit = self._upstream.limit
         try:
             async with asyncio.timeout(limit):
                 return await self._until_answered(request, tell, stopped, last_word)
         except TimeoutError:
-            return Failure.SILENT, f"the exchange took longer than {limit:g} s (exchange_timeout)"
+            return Failure.SILENT, f"the exchange took longer than {limit} s (exchange_timeout)"
         finally:
             self.over = True
 
@@ -88,7 +103,7 @@ class Conversation:
             await asyncio.sleep(pause(tries))
 
     async def _send(self, request: Request, tell: Callable[[], None], last_word: Callable[[], None]) -> Failed | None:
-        answering: Answering | None = None
+        answering: Source | None = None
         self.sent = True
         try:
             # Who named no run shares a connection with nobody.

@@ -19,7 +19,7 @@ from uuid import UUID
 
 from proxy.tape import Step, Tape, Where
 from runtime.entries import AnswerRow
-from runtime.step import Effect, Finality, State
+from runtime.step import Effect, Finality, Kind, State
 
 Mode = Literal["durable", "journal", "naive"]
 
@@ -42,6 +42,7 @@ class Arrival:
     tokenless: bool = False  # its attempt was never claimed, so nobody vouches for what a repetition means
     retention: float = 0.0  # seconds that the upstream remembers a key, counted from the first sending
     signed: bool = False  # it carries a signature over itself and the time
+    kind: Kind = Kind.HTTP
 
 
 # ---- decisions
@@ -180,7 +181,7 @@ def _vouched(tape: Tape, arrival: Arrival, found: Step | None) -> NoAttempt | No
 
 def is_repeat(tape: Tape, arrival: Arrival, found: Step | None) -> bool:
     """True if *arrival* asks again, one after the other, for an LLM call or effect like an earlier one."""
-    if arrival.effect is Effect.READ or (found is not None and found.claimed):
+    if arrival.effect is Effect.READ or arrival.kind.waits or (found is not None and found.claimed):
         return False
     mine = list(tape.mine(arrival.fingerprint))
     return bool(mine) and all(step.clients == 0 for step in mine)
@@ -229,7 +230,8 @@ def _under_way(step: Step, arrival: Arrival, now: float, mode: Mode) -> Decision
         return Wait(step)
     # The fate of what was sent is unknown.
     if step.effect is Effect.REPEATABLE or mode == "journal":
-        return _again(step, arrival, place=step.place, replaces=step.exchange, drift=True)
+        drift = step.facts.kind is Kind.HTTP  # of what never left the house nothing was lost
+        return _again(step, arrival, place=step.place, replaces=step.exchange, drift=drift)
     remembered = now - step.first_sent_at < arrival.retention * (1 - RETENTION_MARGIN)
     if step.effect is Effect.IDEMPOTENT and remembered and not arrival.signed:
         return _again(step, arrival, place=step.place, replaces=step.exchange)
@@ -245,5 +247,5 @@ def _again(step: Step, arrival: Arrival, *, place: int, replaces: UUID | None = 
 def _new(tape: Tape, arrival: Arrival) -> Send:
     same = tape.equals(arrival.fingerprint)
     occurrence = 0 if arrival.explicit is not None else (same[-1].facts.occurrence + 1 if same else 1)
-    drift = arrival.effect is not Effect.READ and bool(tape.missing)
+    drift = arrival.effect is not Effect.READ and arrival.kind is Kind.HTTP and bool(tape.missing)
     return Send(None, occurrence=occurrence, place=0, drift=drift)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from aiohttp import web
 
-from proxy import identity, internal, mcp, relay, upgrade
+from proxy import identity, internal, mcp, own, relay, upgrade
 from proxy.admission import Admission
 from proxy.asked_back import Response
 from proxy.attempts import Attempts, Run
@@ -15,6 +15,7 @@ from proxy.doors import NO_TUNNEL_HERE, Written, door_of
 from proxy.identity import Addressed
 from proxy.journalled import Journalled, read_apart
 from proxy.message import Request
+from proxy.own import Asked
 from proxy.profiles import Rule, Rules
 from proxy.recorder import Exchange, Shell
 from proxy.refusals import Refusal, reads_xml
@@ -112,9 +113,7 @@ class Handler:
         reach("read-whole")
         run.idle_since = time.monotonic()
         if addressed.target.internal:
-            head, answer = await internal.answer(run, request, self._attempts, self._shell.journal)
-            await relay.give(client, head, answer)
-            return None
+            return await self._own(run, request, addressed, client)
         rule = await read_apart(request, lambda: self._rules.match(request))
         if rule.denied:
             run.count(addressed.target, "refused")
@@ -125,10 +124,28 @@ class Handler:
             run.count(addressed.target, "passthrough")
             await self._forward(request, client, rule, run)
             return None
+        return await self._serve(run, request, rule, addressed, client)
+
+    async def _own(self, run: Run, request: Request, addressed: Addressed, client: Client) -> Refusal | None:
+        """Answer what is asked of the sidecar itself."""
+        asked = own.read(request, self._settings.payload_max) if request.host == identity.INTERNAL else None
+        if isinstance(asked, Refusal):
+            return replace(asked, run=run.run_id)
+        if asked is not None:
+            return await self._serve(run, request, asked.rule, addressed, client, asked)
+        head, answer = await internal.answer(run, request, self._attempts, self._shell.journal)
+        await relay.give(client, head, answer)
+        return None
+
+    async def _serve(
+        self, run: Run, request: Request, rule: Rule, addressed: Addressed, client: Client, asked: Asked | None = None
+    ) -> Refusal | None:
+        """Answer a request that is a step."""
+        assert addressed.named is not None
         run.serving[client.door] = None
         run.count(addressed.target, "journalled")  # before its client has the answer, and may end
         try:
-            refusal = await self._journalled.answer(run, request, rule, addressed.named.step, client)
+            refusal = await self._journalled.answer(run, request, rule, addressed.named.step, client, asked)
         finally:
             run.serving.pop(client.door, None)
         if refusal is not None:

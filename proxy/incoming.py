@@ -9,15 +9,16 @@ A large body goes through a file, and in pieces to the journal, behind the upstr
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import Protocol
 from uuid import UUID, uuid4
 
 from proxy import dialects, streams, wire
 from proxy.message import Headers
 from proxy.refusals import Refusal
 from proxy.spool import Spool
-from proxy.upstream import Answering, Cut, Silent
+from proxy.upstream import Cut, Silent
 from runtime.entries import AnswerFacts
 from runtime.errors import DatabaseAway
 from runtime.failpoints import reach
@@ -42,6 +43,18 @@ class Head:
         return next((value for key, value in reversed(self.headers) if key.lower() == name), None)
 
 
+class Source(Protocol):
+    """Where an answer comes from, as ``proxy.upstream.Answering`` has it."""
+
+    status: int
+    reason: bytes
+    headers: Headers
+
+    def pieces(self) -> AsyncIterator[bytes]: ...
+    def said_all(self) -> None: ...
+    def close(self) -> None: ...
+
+
 class Incoming:
     """One answer of an upstream, or one of our own. ``run_id`` None: it is passed on and not kept."""
 
@@ -59,7 +72,7 @@ class Incoming:
         self._saving: asyncio.Task[None] | None = None
 
     async def take(
-        self, answering: Answering, method: str, ending: str | None, responses: int, tell: Callable[[], None]
+        self, answering: Source, method: str, ending: str | None, responses: int, tell: Callable[[], None]
     ) -> None:
         """Take the answer in, *tell* of each piece. Raises Cut or Silent when it does not come whole.
 

@@ -31,6 +31,7 @@ from proxy.exchange import (
 )
 from proxy.mcp import Call
 from proxy.message import Request
+from proxy.own import Asked
 from proxy.profiles import Rule, Rules
 from proxy.recorder import Ending, Exchange, Shell, ambiguous_message
 from proxy.refusals import Refusal, ways_out
@@ -38,7 +39,7 @@ from proxy.relay import Client
 from proxy.tape import Part, Step, Where
 from runtime.entries import AnswerRow, Fenced, Recorded, StepFacts, Stop, Stopped
 from runtime.failpoints import reach
-from runtime.step import Effect, RunStatus, State
+from runtime.step import Effect, Kind, RunStatus, State
 
 T = TypeVar("T")
 #: A body larger than this, or one that grows when it is undone, is read off the event loop.
@@ -65,10 +66,13 @@ class Journalled:
         self._secret = secret
 
     async def answer(
-        self, run: Run, request: Request, rule: Rule, explicit: str | None, client: Client
+        self, run: Run, request: Request, rule: Rule, explicit: str | None, client: Client, asked: Asked | None = None
     ) -> Refusal | None:
-        """Serve *request* of *run*; the refusal to give, or None when the answer was given. Raises DatabaseAway."""
-        arrival = await self._arrival(run, request, rule, explicit)
+        """Serve *request* of *run*; the refusal to give, or None when the answer was given. Raises DatabaseAway.
+
+        *asked*: the step of the sidecar's own that it is.
+        """
+        arrival = await self._arrival(run, request, rule, explicit, asked)
         for _ in range(_LOSSES):
             due = await self._due(run, arrival, client)
             # Nothing may be awaited between this decision and its first consequence.
@@ -78,7 +82,7 @@ class Journalled:
             if isinstance(due, Replay):
                 return await self._replay(run, due, rule, arrival, client)
             if isinstance(due, Send | Join):
-                if not await self._exchange(run, due, request, rule, arrival, client):
+                if not await self._exchange(run, due, request, rule, arrival, client, asked):
                     return None
             elif (refusal := await self._stop(run, due, request)) is not None:
                 return refusal
@@ -106,7 +110,9 @@ class Journalled:
             else:
                 return decision
 
-    async def _arrival(self, run: Run, request: Request, rule: Rule, explicit: str | None) -> Arrival:
+    async def _arrival(
+        self, run: Run, request: Request, rule: Rule, explicit: str | None, asked: Asked | None
+    ) -> Arrival:
         fingerprint = await read_apart(request, lambda: canonical.fingerprint(request, rule))
         signal = keys.retry_signal(request, rule)
         return Arrival(
@@ -120,6 +126,7 @@ class Journalled:
             tokenless=run.tokenless,
             retention=rule.retention(request.method),
             signed=keys.signed(request),
+            kind=Kind.HTTP if asked is None else asked.own.kind,
         )
 
     async def _look(self, run: Run, arrival: Arrival) -> None:
@@ -174,13 +181,14 @@ class Journalled:
         return mcp.call(step.facts.method, (), body)
 
     async def _exchange(
-        self, run: Run, due: Send | Join, request: Request, rule: Rule, arrival: Arrival, client: Client
-    ) -> bool:
+        self, run: Run, due: Send | Join, request: Request, rule: Rule, arrival: Arrival, client: Client,
+        asked: Asked | None,
+    ) -> bool:  # fmt: skip
         """Give the client the answer of an exchange. True: it was lost before the client had anything of it."""
         if isinstance(due, Join):
             step, exchange, part = due.step, run.exchange_of(due.step), Part.JOINED
         else:
-            step, exchange = self._begin(run, due, request, rule, arrival, client.call)
+            step, exchange = self._begin(run, due, request, rule, arrival, client.call, asked)
             part = Part.LIVE
         self._claim(run, step, arrival, part, client)
         exchange.attach()
@@ -207,23 +215,14 @@ class Journalled:
             )
 
     def _begin(
-        self, run: Run, due: Send, request: Request, rule: Rule, arrival: Arrival, call: Call | None
-    ) -> tuple[Step, Exchange]:
+        self, run: Run, due: Send, request: Request, rule: Rule, arrival: Arrival, call: Call | None,
+        asked: Asked | None,
+    ) -> tuple[Step, Exchange]:  # fmt: skip
         """Put the step and its exchange on the tape, and start it."""
         tape = run.tape
         if due.drift:
             tape.drift += 1
-        step = due.step
-        if step is None:
-            key = arrival.explicit or f"{arrival.fingerprint.hex()[:24]}#{due.occurrence}"
-            sent, wire_key = self._outgoing(run, request, rule, key, None)
-            facts = StepFacts(
-                key, rule.effect, arrival.explicit is not None, arrival.fingerprint, due.occurrence, arrival.secondary,
-                request.method, sent.shown_url, wire_key, sent.journal_head(), request.body, self._rules.hash,
-            )  # fmt: skip
-            step = tape.add(Step(facts))
-        else:
-            sent, _ = self._outgoing(run, request, rule, step.key, step.facts.wire_key)
+        step, sent = self._step(run, due, request, rule, arrival, asked)
         recall = partial(self._first, run, step, request, rule, call) if due.first else None
         exchange = Exchange(
             self._shell,
@@ -236,12 +235,28 @@ class Journalled:
             replaces=due.replaces,
             recall=recall,
             call=call,
+            asked=asked,
         )
         step.where = Where.HERE
         step.place = due.place
         run.exchanges[exchange.id] = exchange
         exchange.start()
         return step, exchange
+
+    def _step(
+        self, run: Run, due: Send, request: Request, rule: Rule, arrival: Arrival, asked: Asked | None
+    ) -> tuple[Step, outgoing.Outgoing]:
+        """The step that is begun, on the tape if it is new, and what goes out for it."""
+        if due.step is not None:
+            return due.step, self._outgoing(run, request, rule, due.step.key, due.step.facts.wire_key)[0]
+        key = arrival.explicit or f"{arrival.fingerprint.hex()[:24]}#{due.occurrence}"
+        sent, wire_key = self._outgoing(run, request, rule, key, None)
+        facts = StepFacts(
+            key, rule.effect, arrival.explicit is not None, arrival.fingerprint, due.occurrence, arrival.secondary,
+            request.method, sent.shown_url, wire_key, sent.journal_head(), request.body, self._rules.hash,
+            None if asked is None else asked.own,
+        )  # fmt: skip
+        return run.tape.add(Step(facts)), sent
 
     async def _first(self, run: Run, step: Step, request: Request, rule: Rule, call: Call | None = None) -> Request:
         """The request that went first for *step*, with the credentials of *request*, and its *call*'s names."""

@@ -6,6 +6,7 @@ and each client fed from it by its own task (``proxy.relay``).
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -16,12 +17,15 @@ from uuid import UUID, uuid4
 from proxy.aftermath import Failure, Then
 from proxy.conversation import Conversation
 from proxy.incoming import Incoming
+from proxy.inner import Inner
 from proxy.mcp import Call
 from proxy.message import Request
+from proxy.own import Asked
 from proxy.profiles import Rule
 from proxy.refusals import Refusal
 from proxy.tape import Step, Tape
 from proxy.upstream import Denied, Upstream, Withheld
+from proxy.wakes import Wakes
 from runtime.entries import (
     Answer,
     AnswerFacts,
@@ -68,6 +72,7 @@ class Shell:
     settings: Settings
     #: True while the sidecar may be believed alive by others: checked before the first byte.
     alive: Callable[[], bool]
+    wakes: Wakes
 
 
 class Owner(Protocol):
@@ -90,9 +95,10 @@ class Exchange:
     def __init__(
         self, shell: Shell, owner: Owner | None, run_id: str, request: Request, rule: Rule, step: Step | None,
         *, place: int = 0, replaces: UUID | None = None, recall: Callable[[], Awaitable[Request]] | None = None,
-        call: Call | None = None,
+        call: Call | None = None, asked: Asked | None = None,
     ) -> None:  # fmt: skip
         self.id = uuid4()
+        self.began = time.monotonic()
         self.request = request
         self.step = step
         self.rule = rule
@@ -102,6 +108,10 @@ class Exchange:
         self.delivered = 0  # bytes of the body that a client's kernel acknowledged; counted for reads
         self.ending: Ending | None = None
         self.refusal: Refusal | None = None
+        #: What answers in an upstream's place, for a step of the sidecar's own.
+        self.inner: Inner | None = None
+        if asked is not None and step is not None:
+            self.inner = Inner(shell.journal, shell.wakes, asked, step.key, self.id)
         self.call = call  # what the request is called in JSON-RPC
         self.heard: set[str | bytes] = set()  # requests of the server's own, in the answer, that were responded to
         self.row: AnswerRow | None = None
@@ -122,7 +132,7 @@ class Exchange:
         self._over = False
         self._task: asyncio.Task[None] | None = None
         self._talk = Conversation(
-            shell.journal, shell.upstream, shell.settings, run_id, rule, self.effect,
+            shell.journal, self.inner or shell.upstream, shell.settings, run_id, rule, self.effect,
             responses=0 if call is None else call.expected, kept=self._journalled,
         )  # fmt: skip
 
@@ -152,13 +162,14 @@ class Exchange:
         self.clients += 1
 
     def detach(self) -> bool:
-        """A client is gone. A read is broken off with its last one; everything else is drained.
+        """A client is gone. A read, or what stays in the house, is broken off with its last one; all else is drained.
 
         True: what the client had of a read is kept as a cut answer, because a step was begun on it.
         """
         self.clients -= 1
         self._close_unread()
-        alone = self.clients == 0 and self.effect in (Effect.READ, Effect.PASSTHROUGH)
+        undrained = self.inner is not None or self.effect in (Effect.READ, Effect.PASSTHROUGH)
+        alone = self.clients == 0 and undrained
         if not alone or self._talk.over or self.ending is not None or self._task is None:
             return False
         self._keeps_cut = self._acted_on()
@@ -168,6 +179,14 @@ class Exchange:
             self._settle(NOTHING)
         self._task.cancel()
         return self._keeps_cut
+
+    def give_up(self, refusal: Refusal) -> None:
+        """The run is stopped: whoever waits here, for nothing that left the house, gets *refusal*."""
+        if self.inner is None or self._talk.over or self.ending is not None or self._task is None:
+            return
+        self._refuse(refusal)
+        self._settle(NOTHING)
+        self._task.cancel()
 
     async def over(self) -> None:
         """Wait until nothing more will come of it."""
@@ -211,6 +230,8 @@ class Exchange:
             self._refuse(Refusal("internal", f"twiceshy failed: {error!r}", self.run_id, self._key()))
         finally:
             self._settle(result)
+            if self.inner is not None:
+                self.inner.over()
             self._pulse()
         if not self._named:
             await self.answer.abandon()
@@ -321,7 +342,8 @@ class Exchange:
         if self.effect is Effect.READ:
             assert self._asked_under is not None
             return Read(self._asked_under, self.step.facts, self.id, facts, self.place, self.attempt)
-        return Answer(self.run_id, self.step.key, self.id, self.attempt, facts, state)
+        event = None if self.inner is None else self.inner.event
+        return Answer(self.run_id, self.step.key, self.id, self.attempt, facts, state, event)
 
     def _finish(self, ending: Ending, result: Result) -> Result:
         self.row = result[0]
@@ -416,7 +438,7 @@ class Exchange:
 def ambiguous_message(run_id: str, step: Step, what: str) -> str:
     """The words of an ambiguous stop."""
     return (
-        f"Run {run_id} is stopped: nobody can say whether step {step.key} ({step.facts.method} {step.facts.url}) "
+        f"Run {run_id} is stopped: nobody can say whether step {step.key} ({step.facts.shown}) "
         f"was done ({what}), and it must not be done twice. Look it up there, then: "
         f"twiceshy resolve {run_id} {step.key} assume_done, or send_again."
     )

@@ -32,6 +32,7 @@ from proxy.recorder import Shell
 from proxy.tokenless import Tokenless
 from proxy.tunnels import Tunnels
 from proxy.upstream import Upstream
+from proxy.wakes import Wakes
 from runtime import failpoints
 from runtime.errors import DatabaseAway, TwiceshyError, UsageError
 from runtime.journal import Journal
@@ -94,7 +95,8 @@ async def serve(settings: Settings, dsn: str, folder: Path, state: Path, host: s
     installation = hashlib.blake2b(secret, digest_size=6, person=b"via").hexdigest()
     upstream = Upstream(settings, via=f"twiceshy-{installation}", own_port=port)
     tokenless = Tokenless(attempts, journal, identity, str(folder), settings.lease)
-    shell = Shell(journal, upstream, settings, pulse.alive)
+    wakes = Wakes(journal, settings.poll)
+    shell = Shell(journal, upstream, settings, pulse.alive, wakes)
     admission = Admission(attempts, tokenless, settings)
     handler = Handler(shell, attempts, admission, rules, secret)
     blind = Blind(admission, attempts, upstream, settings)
@@ -119,6 +121,7 @@ async def serve(settings: Settings, dsn: str, folder: Path, state: Path, host: s
     for exchange in attempts.exchanges():
         await exchange.stop()
     await handler.close()
+    await wakes.close()
     await upstream.close()
     with contextlib.suppress(DatabaseAway):
         await journal.retire(identity)
@@ -155,7 +158,7 @@ async def _drain(attempts: Attempts, limit: float) -> None:
     """Wait for what is on its way, at most *limit* seconds."""
     loop = asyncio.get_running_loop()
     until = loop.time() + limit
-    while attempts.exchanges() and loop.time() < until:
+    while any(exchange.inner is None for exchange in attempts.exchanges()) and loop.time() < until:
         await asyncio.sleep(0.02)
 
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 from uuid import UUID
 
 from runtime.entries import AnswerRow, StepFacts, TapeRows
-from runtime.step import Effect, Finality, State
+from runtime.step import Effect, Finality, Kind, State
 
 
 class Where(StrEnum):
@@ -169,6 +169,8 @@ def build(rows: TapeRows, here: frozenset[UUID] | set[UUID]) -> Tape:
         if row.state is State.SENT and row.exchange is not None:
             if row.exchange in here:
                 where = Where.HERE
+            elif row.facts.kind is not Kind.HTTP:
+                where = Where.NOWHERE  # it never left the house: whoever has the attempt has it too
             elif not row.sidecar_dead and row.sidecar != rows.sidecar:
                 where = Where.ELSEWHERE
         step = tape.add(

@@ -225,6 +225,11 @@ class Upstream:
                 raise UsageError(f"extra_ca: {settings.extra_ca}: {error.strerror or error}") from error
         self._resolver = _CheckedResolver(self._reach)
 
+    @property
+    def limit(self) -> float:
+        """Seconds for a whole exchange."""
+        return self._settings.exchange_timeout
+
     async def send(
         self, run: str, request: Request, *, fresh: bool, last_word: Callable[[], None] | None = None
     ) -> Answering:

@@ -55,6 +55,11 @@ class StepFacts:
     def kind(self) -> Kind:
         return Kind.HTTP if self.own is None else self.own.kind
 
+    @property
+    def shown(self) -> str:
+        """The step for people, in a few words."""
+        return f"{self.method} {self.url}" if self.own is None else f"{self.kind} {self.own.subject or ''}".strip()
+
 
 @dataclass(frozen=True, slots=True)
 class AnswerFacts:

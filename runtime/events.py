@@ -4,16 +4,13 @@ An event is stored under the lock of its run's row, as is the record of the wait
 never missed in between, and a parked run that waits for it is queued in the transaction that stores it.
 """
 
-import re
 import secrets
 from dataclasses import dataclass
 
 from runtime import payload as payloads
 from runtime.database import Connection, sql
-from runtime.errors import NotFound, NotNow, UsageError
-
-#: What an event, its id, a local step may be called.
-NAME = re.compile(r"[A-Za-z0-9._~-]{1,200}")
+from runtime.errors import NotFound, NotNow
+from runtime.names import check_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +19,6 @@ class Sent:
 
     id: str
     fresh: bool
-
-
-def check_name(what: str, name: str) -> str:
-    """*name*, if *what* may be called so. Raises UsageError."""
-    if not NAME.fullmatch(name):
-        raise UsageError(f"{what} {name!r}: 1 to 200 of the characters A-Z a-z 0-9 . _ ~ -")
-    return name
 
 
 async def send(

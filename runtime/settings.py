@@ -60,6 +60,9 @@ class Settings(BaseModel):
     idle_timeout: float = Field(
         3600.0, gt=0, description="an attempt without a launcher ends after this long without a request"
     )
+    payload_max: int = Field(1 << 20, gt=0, description="largest payload of an event, input or output of a local step")
+    hold: float = Field(3.0, gt=0, description="how long a sleep or wait is held open before its run may park")
+    park_quiet: float = Field(2.0, ge=0, description="a run parks only when nothing came from its agent for this long")
     poll: float = Field(1.0, gt=0, description="how often the database is asked for what may have changed")
     drain: float = Field(10.0, ge=0, description="how long a stopping sidecar waits for its exchanges")
     extra_ca: str | None = Field(None, description="file of further CA certificates for upstreams")

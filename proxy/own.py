@@ -1,0 +1,180 @@
+"""Which requests to twiceshy.internal are steps, what they ask for, and how they are answered. Pure (DESIGN §6).
+
+GET, POST  /now, /random, /uuid   a value, recorded once
+POST       /sleep                 {"seconds": 3.5} or {"until": "2026-01-31T09:00:00Z"}
+POST       /events/NAME/wait      {"timeout": seconds or null}, or no body
+POST       /steps                 {"name": …, "input": …, "at_most_once": false}: what the agent does itself
+
+They go through the journal as requests do that leave the house, under keys of the same kind; only the upstream is the
+sidecar. Bodies are JSON whatever their content type says: curl calls everything a form.
+"""
+
+import base64
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from math import isfinite
+from typing import Any
+from urllib.parse import unquote
+
+from proxy.message import Request
+from proxy.profiles import Rule
+from proxy.refusals import Refusal
+from runtime import payload
+from runtime.entries import Event, Own
+from runtime.errors import UsageError
+from runtime.names import check_name
+from runtime.step import Effect, Kind
+
+#: The longest wait, in seconds: a hundred years, which every calendar can count.
+SECONDS_MAX = 100 * 366 * 86400.0
+#: The most random bytes in one value.
+RANDOM_BYTES_MAX = 4096
+VALUES = ("now", "random", "uuid")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A step that was asked for, and the rule it is under. ``size``: of a random value, in bytes; None: a number."""
+
+    own: Own
+    rule: Rule
+    size: int | None = None
+
+
+def read(request: Request, limit: int) -> Asked | Refusal | None:
+    """What *request*, to twiceshy.internal, asks for; None: no step. *limit*: bytes of its body (payload_max)."""
+    parts = request.path.strip("/").split("/")
+    try:
+        match request.method, parts:
+            case "GET" | "POST", [name] if name in VALUES:
+                return _value(name, _body(request, limit))
+            case "POST", ["sleep"]:
+                return _sleep(_body(request, limit))
+            case "POST", ["events", name, "wait"]:
+                return _wait(check_name("event", unquote(name)), _body(request, limit))
+            case "POST", ["steps"]:
+                return _local(_body(request, limit))
+    except UsageError as error:
+        return Refusal("bad-request", f"{request.method} {request.path}: {error}.")
+    return None
+
+
+def _body(request: Request, limit: int) -> dict[str, Any]:
+    if not request.body.strip():
+        return {}
+    value = payload.read(request.body, limit, "the body")
+    if not isinstance(value, dict):
+        raise UsageError("the body is no JSON object")
+    return value
+
+
+def _only(given: dict[str, Any], *names: str) -> None:
+    unknown = sorted(set(given) - set(names))
+    if unknown:
+        raise UsageError(f"{unknown[0]!r} is unknown here; there is: {', '.join(names) or 'nothing'}")
+
+
+def _value(name: str, given: dict[str, Any]) -> Asked:
+    _only(given, *(["bytes"] if name == "random" else []))
+    size = given.get("bytes")
+    if size is not None and (type(size) is not int or not 1 <= size <= RANDOM_BYTES_MAX):
+        raise UsageError(f"bytes: a whole number from 1 to {RANDOM_BYTES_MAX}")
+    return Asked(Own(Kind.VALUE, name), _RULES[Kind.VALUE], size)
+
+
+def _sleep(given: dict[str, Any]) -> Asked:
+    _only(given, "seconds", "until")
+    if ("seconds" in given) == ("until" in given):
+        raise UsageError('either {"seconds": 3.5} or {"until": "2026-01-31T09:00:00Z"}')
+    if "seconds" in given:
+        own = Own(Kind.SLEEP, seconds=_seconds("seconds", given["seconds"]))
+    else:
+        own = Own(Kind.SLEEP, until=_moment(given["until"]))
+    return Asked(own, _RULES[Kind.SLEEP])
+
+
+def _wait(name: str, given: dict[str, Any]) -> Asked:
+    _only(given, "timeout")
+    timeout = given.get("timeout")
+    return Asked(
+        Own(Kind.WAIT, name, seconds=None if timeout is None else _seconds("timeout", timeout)), _RULES[Kind.WAIT]
+    )
+
+
+def _local(given: dict[str, Any]) -> Asked:
+    _only(given, "name", "input", "at_most_once")
+    name, once = given.get("name"), given.get("at_most_once", False)
+    if not isinstance(name, str):
+        raise UsageError("a local step has a name")
+    if not isinstance(once, bool):
+        raise UsageError("at_most_once: true or false")
+    return Asked(Own(Kind.LOCAL, check_name("step", name)), _ONCE if once else _RULES[Kind.LOCAL])
+
+
+def _seconds(name: str, value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= SECONDS_MAX:
+        raise UsageError(f"{name}: a number of seconds from 0 to {SECONDS_MAX:.0f}")
+    assert isfinite(value)
+    return float(value)
+
+
+def _moment(value: Any) -> datetime:
+    try:
+        moment = datetime.fromisoformat(value)
+        if moment.tzinfo is None:
+            raise ValueError
+        return moment.astimezone(UTC)
+    except (TypeError, ValueError, OverflowError):
+        raise UsageError("until: a moment with its offset from UTC, such as 2026-01-31T09:00:00Z") from None
+
+
+# ---- rules
+
+_RULES = {
+    Kind.VALUE: Rule("twiceshy.internal value", Effect.READ),
+    Kind.SLEEP: Rule("twiceshy.internal sleep", Effect.REPEATABLE),
+    Kind.WAIT: Rule("twiceshy.internal wait", Effect.REPEATABLE),
+    Kind.LOCAL: Rule("twiceshy.internal step", Effect.REPEATABLE),
+}
+_ONCE = Rule("twiceshy.internal step, at most once", Effect.AT_MOST_ONCE)
+
+
+# ---- answers
+
+
+def stamp(moment: datetime) -> str:
+    """*moment* as RFC 3339 has it, in UTC, to the microsecond."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def now(moment: datetime) -> bytes:
+    """The time."""
+    return _written({"now": stamp(moment)})
+
+
+def chance(number: float, data: bytes | None) -> bytes:
+    """A number from 0 to 1 (without 1), or *data* as base64."""
+    return _written({"random": number if data is None else base64.b64encode(data).decode("ascii")})
+
+
+def uuid(name: str) -> bytes:
+    """A UUID."""
+    return _written({"uuid": name})
+
+
+def slept(deadline: datetime | None) -> bytes:
+    """The end of a sleep."""
+    return _written({"slept_until": None if deadline is None else stamp(deadline)})
+
+
+def came(name: str, event: Event | None) -> bytes:
+    """The event with its payload as it was sent, or that none came in time."""
+    if event is None:
+        return b'{"timeout": true}'
+    head = json.dumps({"id": event.id, "name": name, "at": stamp(event.at)})
+    return b'{"event": ' + head[:-1].encode("ascii") + b', "payload": ' + event.payload + b"}}"
+
+
+def _written(value: dict[str, Any]) -> bytes:
+    return json.dumps(value).encode("ascii")
