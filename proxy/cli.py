@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from runtime.errors import DatabaseAway, Held, NotFound, TwiceshyError, UsageError
-from runtime.settings import Settings
+from runtime.settings import TABLES, Settings
 
 #: What the keeper starts as the sidecar.
 SIDECAR = (sys.executable, "-m", "proxy.sidecar")
@@ -26,7 +26,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     """A flag for each setting that is one value, with the setting's own help."""
     group = parser.add_argument_group("settings", "over TWICESHY_* and twiceshy.toml")
     for name, field in Settings.model_fields.items():
-        if name != "route":
+        if name not in TABLES:
             text = f"{field.description} (default: {field.default})".replace("%", "%%")
             flag = "--" + name.replace("_", "-")
             group.add_argument(flag, dest=f"setting_{name}", metavar="VALUE", help=text)

@@ -21,7 +21,7 @@ from runtime import folder as state
 from runtime import keeper
 from runtime.errors import DatabaseAway, TwiceshyError, UsageError
 from runtime.kept import working_folder
-from runtime.settings import NOT_SETTINGS, Settings
+from runtime.settings import NOT_OF_SIDECARS, NOT_SETTINGS, Settings
 
 #: Until the first sidecar listens: making the database's data takes seconds on a slow disk.
 OPEN_WITHIN = 120.0
@@ -51,8 +51,8 @@ def environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def settings_as_values(settings: Settings) -> dict[str, Any]:
-    """*settings* as JSON values, paths absolute: a sidecar works in another folder."""
-    values = settings.model_dump(mode="json")
+    """*settings* as JSON values, for a sidecar: without what is none of its business, and paths absolute."""
+    values = settings.model_dump(mode="json", exclude=set(NOT_OF_SIDECARS))
     if values.get("extra_ca"):
         values["extra_ca"] = str(Path(values["extra_ca"]).absolute())
     return values

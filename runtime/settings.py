@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from runtime.agents import AgentTable, Name
 from runtime.errors import UsageError
 
 
@@ -57,6 +58,9 @@ class Settings(BaseModel):
     backoff: float = Field(
         1.0, ge=0, description="before the second restart in a row without a new step; doubles up to a minute"
     )
+    attempt_timeout: float | None = Field(
+        None, gt=0, description="how long one attempt of an agent may take; then it is ended, and counts as failed"
+    )
     idle_timeout: float = Field(
         3600.0, gt=0, description="an attempt without a launcher ends after this long without a request"
     )
@@ -65,11 +69,25 @@ class Settings(BaseModel):
     park_quiet: float = Field(2.0, ge=0, description="a run parks only when nothing came from its agent for this long")
     poll: float = Field(1.0, gt=0, description="how often the database is asked for what may have changed")
     drain: float = Field(10.0, ge=0, description="how long a stopping sidecar waits for its exchanges")
+    slots: int = Field(4, gt=0, description="how many agents a worker runs at a time")
+    drain_agents: float = Field(
+        30.0, ge=0, description="how long a stopping worker lets its agents go on before it interrupts them"
+    )
+    input_max: int = Field(16 << 20, gt=0, description="largest input of a run that is started")
     extra_ca: str | None = Field(None, description="file of further CA certificates for upstreams")
     deny_private: bool = Field(
         False, description="refuse private addresses as upstreams (link-local and metadata always are)"
     )
     route: list[dict[str, Any]] = Field(default_factory=list, description="[[route]] tables, see docs/rules.md")
+    agents: dict[Name, AgentTable] = Field(
+        default_factory=dict, description="[agents.NAME] tables, see docs/workers.md"
+    )
+
+
+#: Nothing of a sidecar's: who differs in these alone shares one.
+NOT_OF_SIDECARS = frozenset({"agents", "slots", "drain_agents", "attempt_timeout", "input_max"})
+#: Tables: in the file only.
+TABLES = frozenset({"route", "agents"})
 
 
 def config_file(start: Path | None = None) -> Path | None:
@@ -101,6 +119,7 @@ def load(flags: dict[str, Any] | None = None, start: Path | None = None) -> Sett
             text = path.read_text("utf-8")
             # JSON is what a keeper hands its sidecar: settings as they were when it was asked for.
             values.update(json.loads(text) if path.suffix == ".json" else tomllib.loads(text))
+            _place(values.get("agents"), path.parent)
         except (OSError, ValueError) as error:
             raise UsageError(f"{path}: {error}") from error
     for name, text in os.environ.items():
@@ -114,3 +133,17 @@ def load(flags: dict[str, Any] | None = None, start: Path | None = None) -> Sett
         where = ".".join(str(part) for part in first["loc"])
         origin = f"TWICESHY_{where.upper()}" if f"TWICESHY_{where.upper()}" in os.environ else str(path or "flags")
         raise UsageError(f"{origin}: setting {where!r}: {first['msg']} (got {first.get('input')!r})") from error
+
+
+def _place(agents: Any, folder: Path) -> None:
+    """What agents say of files is seen from the *folder* of the file that says it; a schema is read."""
+    for name, table in agents.items() if isinstance(agents, dict) else ():
+        if not isinstance(table, dict):
+            continue
+        if isinstance(table.get("folder", ""), str):
+            table["folder"] = str(folder / table.get("folder", ""))
+        if isinstance(schema := table.get("input_schema"), str):
+            try:
+                table["input_schema"] = json.loads((folder / schema).read_text("utf-8"))
+            except (OSError, ValueError) as error:
+                raise ValueError(f"setting 'agents.{name}.input_schema': {folder / schema}: {error}") from error
