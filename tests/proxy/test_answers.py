@@ -199,7 +199,8 @@ def test_an_attempt_that_fails_after_such_an_answer_leaves_a_question(
     assert shared.resolve(run, step, how) == "queued"
     second = shared.claim(run)
     settled = second.ask("POST", shared.url("/email/send"), MAIL)
-    assert (settled.status, settled.replayed) == ((500, True) if how == "assume_done" else (202, False))
+    # The 500 again would make it fail again, for ever.
+    assert (settled.status, settled.replayed) == ((200, True) if how == "assume_done" else (202, False))
     assert shared.end(second, "failed") == "queued"
     assert shared.claim(run).ask("POST", shared.url("/email/send"), MAIL).body == settled.body
     assert len(shared.received("email")) == (1 if how == "assume_done" else 2)
