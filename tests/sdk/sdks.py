@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -38,6 +38,8 @@ class Sdk:
     #: Where a refusal's words are read: the exception has our message, or only the reason phrase.
     words: Literal["message", "reason"] = "message"
     upstream: Literal["sandbox", "moto"] = "sandbox"
+    begins: int = 1  # how many requests it makes, one after the other, until one of them is answered
+    alone: bool = False  # killed in a test of its own: some of what it asks is asked by each attempt
     quick: bool = False  # tried by `make test` too: one for each HTTP stack that no other test has
 
     @property
@@ -144,6 +146,7 @@ SDKS = [
     Sdk("twilio", "twilio", "twilio_messages.py", stack="requests"),
     Sdk("sendgrid", "sendgrid", "sendgrid_mail.py", stack="urllib.request", words="reason"),
     Sdk("PyGithub", "PyGithub", "pygithub_issues.py", stack="requests"),
+    Sdk("mcp", "mcp", "mcp_client.py", stack="httpx2", begins=2, alone=True),
     Sdk("Node fetch", "node", "node_fetch.cjs", words="reason"),
     Sdk("Node https", "node", "node_https.cjs", words="reason"),
     Sdk("undici request", "undici", "undici_client.cjs", arguments=("own",)),
@@ -163,6 +166,15 @@ UNREACHED = {
     "a dispatcher that a Node program gives undici or `fetch` itself, but `ProxyAgent`": "goes straight out",
 }
 
-#: For a test that is made once for each of them, and for one that `make test` makes too.
-EACH = pytest.mark.parametrize("sdk", [pytest.param(sdk, id=sdk.name, marks=pytest.mark.check_all) for sdk in SDKS])
-QUICK = pytest.mark.parametrize("sdk", [pytest.param(sdk, id=sdk.name) for sdk in SDKS if sdk.quick])
+
+def each(sdks: Iterable[Sdk]) -> pytest.MarkDecorator:
+    """For a test that is made once for each of *sdks*."""
+    return pytest.mark.parametrize("sdk", [pytest.param(sdk, id=sdk.name) for sdk in sdks])
+
+
+def named(name: str) -> Sdk:
+    """The line of the table with this name."""
+    return next(sdk for sdk in SDKS if sdk.name == name)
+
+
+QUICK = each(sdk for sdk in SDKS if sdk.quick)

@@ -5,12 +5,15 @@ Judged by what its program printed and by what the sandbox received, against a r
 
 from pathlib import Path
 
+import pytest
+
 from tests.sdk.place import Came, Place, hold, restarts
 from tests.sdk.results import note
-from tests.sdk.sdks import EACH, QUICK, Sdk
+from tests.sdk.sdks import QUICK, SDKS, Sdk, each
 
 
-@EACH
+@pytest.mark.check_all
+@each(sdk for sdk in SDKS if not sdk.alone)
 def test_killed_everywhere(sdk: Sdk, place: Place, tmp_path: Path) -> None:
     with note("kills", sdk) as result:
         port, whole = undisturbed(place, sdk, tmp_path)

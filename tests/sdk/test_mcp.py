@@ -10,10 +10,11 @@ import pytest
 
 from tests.conftest import fresh_database
 from tests.sdk.place import Came, Place, restarts
-from tests.sdk.sdks import PROGRAMS, Sdk
+from tests.sdk.results import note
+from tests.sdk.sdks import PROGRAMS, named
 from tests.stack import Attempt, Stack, stack
 
-MCP = Sdk("mcp", "mcp", "mcp_client.py", stack="httpx2")
+MCP = named("mcp")
 CALLS = [
     ("refund", {"what": "tea"}),
     ("report", {"what": "milk"}),
@@ -22,6 +23,14 @@ CALLS = [
     ("refund", {"what": "tea"}),
 ]
 EFFECTS = ["refund", "report", "transfer", "refund"]
+#: What is held at its gate, and in which manner.
+HELD: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"body": '"refund"'}, {"hold": "0"}),
+    ({"body": '"report"'}, {"hold_events": {2: "1"}}),
+    ({"body": '"accept"'}, {"hold_before": "2"}),
+    ({"body": '"fail"'}, {"hold": "3"}),
+    ({"body": '"refund"'}, {"hold": "4", "nth": 2}),
+]
 
 pytestmark = pytest.mark.check_all
 
@@ -38,8 +47,15 @@ def nothing_happened_twice(came: Came, lines: list[str]) -> None:
     restarts(came.lines, lines)
 
 
-@pytest.fixture
-def lines(place: Place, tmp_path: Path) -> list[str]:
+def test_killed_everywhere(place: Place, tmp_path: Path) -> None:
+    with note("kills", MCP) as result:
+        lines = undisturbed(place, tmp_path)
+        result.count(after=len(lines), inside=len(HELD))
+        killed_after_each_call(place, lines, tmp_path)
+        killed_inside_each_call(place, lines, tmp_path)
+
+
+def undisturbed(place: Place, tmp_path: Path) -> list[str]:
     """What the program says when nobody disturbs it."""
     with place.stage(MCP, tmp_path / "undisturbed") as stage:
         whole = stage.came(stage.start())
@@ -48,7 +64,7 @@ def lines(place: Place, tmp_path: Path) -> list[str]:
         return whole.lines
 
 
-def test_killed_after_each_call(place: Place, lines: list[str], tmp_path: Path) -> None:
+def killed_after_each_call(place: Place, lines: list[str], tmp_path: Path) -> None:
     with place.stage(MCP, tmp_path / "after") as stage:
         came = stage.came(stage.start(DIES="1"))
         assert stage.outcomes == [*["died"] * len(lines), "done"]
@@ -56,25 +72,18 @@ def test_killed_after_each_call(place: Place, lines: list[str], tmp_path: Path) 
         nothing_happened_twice(came, lines)
 
 
-def test_killed_inside_each_call(place: Place, lines: list[str], tmp_path: Path) -> None:
+def killed_inside_each_call(place: Place, lines: list[str], tmp_path: Path) -> None:
     """In the midst of a stream too, and while a person's word is on its way to the server."""
-    held: list[tuple[dict[str, Any], dict[str, Any]]] = [
-        ({"body": '"refund"'}, {"hold": "0"}),
-        ({"body": '"report"'}, {"hold_events": {2: "1"}}),
-        ({"body": '"accept"'}, {"hold_before": "2"}),
-        ({"body": '"fail"'}, {"hold": "3"}),
-        ({"body": '"refund"'}, {"hold": "4", "nth": 2}),
-    ]
     with place.stage(MCP, tmp_path / "inside") as stage:
-        stage.sandbox.faults(*[{"match": {"path": "/mcp", **match}, "nth": 1, **fault} for match, fault in held])
+        stage.sandbox.faults(*[{"match": {"path": "/mcp", **match}, "nth": 1, **fault} for match, fault in HELD])
         launcher = stage.start()
-        for n in range(len(held)):
+        for n in range(len(HELD)):
             stage.sandbox.wait_held(str(n))
             killed = stage.kill()
             stage.wait_asked(killed, n + 1)
             stage.sandbox.release(str(n))
         came = stage.came(launcher)
-        assert stage.outcomes == [*["died"] * len(held), "done"]
+        assert stage.outcomes == [*["died"] * len(HELD), "done"]
         nothing_happened_twice(came, lines)
 
 

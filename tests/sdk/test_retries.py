@@ -7,7 +7,7 @@ import pytest
 
 from tests.sdk.place import Place, Stage
 from tests.sdk.results import installed
-from tests.sdk.sdks import OPENAI, SDKS, Sdk
+from tests.sdk.sdks import OPENAI, Sdk, named
 
 pytestmark = pytest.mark.check_all
 
@@ -35,9 +35,8 @@ def test_an_impatient_openai_joins_its_own_call(place: Place, tmp_path: Path) ->
 )
 def test_done_and_not_said(name: str, path: str, fault: dict[str, Any], place: Place, tmp_path: Path) -> None:
     """PyGithub tries eleven times, slack_sdk twice after a lost connection: it is done once, and a person is asked."""
-    sdk = next(sdk for sdk in SDKS if sdk.name == name)
-    installed(sdk)
-    with place.stage(sdk, tmp_path / "run") as stage:
+    installed(named(name))
+    with place.stage(named(name), tmp_path / "run") as stage:
         stage.sandbox.fault(match={"path": path}, **fault)
         code, _, err = stage.end(stage.start())
         assert (code, hits(stage, path)) == (3, 1), err
