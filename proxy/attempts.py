@@ -310,8 +310,8 @@ class Attempts:
 
     # ---- between requests
 
-    async def beat(self) -> None:
-        """Confirm every attempt; prolong those that live; save tapes; end and forget idle ones."""
+    async def renew(self) -> None:
+        """Confirm every attempt, and prolong those that live. Raises DatabaseAway."""
         loop = asyncio.get_running_loop()
         runs = [run for run in self._runs.values() if run.refusal is None]
         held = [run for run in runs if run.attached]
@@ -324,6 +324,9 @@ class Attempts:
                 held.append(run)
         await self._renew(held, extend=True)
         await self._renew([run for run in runs if run not in held], extend=False)
+
+    async def tend(self) -> None:
+        """Save tapes; end and forget idle attempts. Raises DatabaseAway."""
         for run in list(self._runs.values()):
             await self.save(run)
             if run.exchanges or run.serving:
@@ -348,7 +351,7 @@ class Attempts:
         """Its result is here. Where no launcher waits for an exit code, the attempt ends. Raises DatabaseAway."""
         last = await self._journal.ask(lambda connection: last_attempt(connection, run.run_id))
         run.finished = last is not None and last.n == run.tape.attempt and last.kind not in LAUNCHED
-        if run.finished and not run.open:  # else with the last exchange, see ``beat``
+        if run.finished and not run.open:  # else with the last exchange, see ``tend``
             await self._end(run, "done")
 
     async def _end(self, run: Run, outcome: str, words: str | None = None) -> None:

@@ -22,6 +22,7 @@ from proxy.mcp import Call
 from proxy.message import Request
 from proxy.own import Asked
 from proxy.profiles import Rule
+from proxy.pulse import Pulse
 from proxy.refusals import Refusal
 from proxy.tape import Step, Tape
 from proxy.upstream import Denied, Upstream, Withheld
@@ -70,8 +71,7 @@ class Shell:
     journal: Journal
     upstream: Upstream
     settings: Settings
-    #: True while the sidecar may be believed alive by others: checked before the first byte.
-    alive: Callable[[], bool]
+    pulse: Pulse
     wakes: Wakes
 
 
@@ -246,6 +246,8 @@ class Exchange:
             return await self._keep_cut_read() if self._keeps_cut else NOTHING
 
     async def _go(self) -> Result:
+        if self._owner is not None:
+            await self._shell.pulse.revive()
         if self._recall is not None:
             self.request = await self._recall()
         if self._journalled and self.effect is not Effect.READ and not await self._intend():
@@ -290,7 +292,7 @@ class Exchange:
         if self._owner is None:
             return
         refusal = self._owner.refusal
-        if refusal is None and not self._shell.alive():
+        if refusal is None and not self._shell.pulse.alive():
             text = "The sidecar has not reached its database for too long to be sure that it is believed alive."
             refusal = Refusal("database-away", f"{text} Nothing was sent.", self.run_id, self._key())
         if refusal is not None:

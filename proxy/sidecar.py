@@ -15,7 +15,6 @@ import secrets
 import signal
 import socket
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from proxy.blind import Blind, is_blind
 from proxy.doors import Door, House, listen
 from proxy.handler import Handler
 from proxy.profiles import Rules
+from proxy.pulse import Pulse
 from proxy.recorder import Shell
 from proxy.tokenless import Tokenless
 from proxy.tunnels import Tunnels
@@ -41,30 +41,20 @@ from runtime.settings import Settings, load
 log = logging.getLogger("twiceshy.sidecar")
 
 
-class Pulse:
-    """The sidecar's own lease, as far as its database has confirmed it."""
-
-    def __init__(self, lease: float) -> None:
-        self._lease = lease
-        self._confirmed = time.monotonic()
-
-    def confirmed(self, asked: float) -> None:
-        """The lease was renewed by a statement begun at *asked* (monotonic)."""
-        self._confirmed = max(self._confirmed, asked)
-
-    def alive(self) -> bool:
-        """True while no other sidecar can believe this one dead, with a tenth of the lease to spare."""
-        return time.monotonic() - self._confirmed < self._lease * 0.9
-
-
 async def serve(settings: Settings, dsn: str, folder: Path, state: Path, host: str, port: int) -> None:
     """Run until SIGTERM or SIGINT. Raises UsageError when the port is taken, DatabaseAway without database."""
     rules = Rules.load(settings.route)
     identity = f"s{secrets.token_hex(8)}"
     journal = await Journal.open(dsn, settings)
-    pulse = Pulse(settings.lease)
     doors: set[Door] = set()
     attempts = Attempts(journal, settings, identity)
+
+    async def renew() -> bool:
+        alive = await journal.heartbeat(identity, settings.lease)
+        await attempts.renew()
+        return alive
+
+    pulse = Pulse(settings.lease, renew)
     handler: Handler | None = None
     blind: Blind | None = None
     ready = asyncio.Event()
@@ -96,7 +86,7 @@ async def serve(settings: Settings, dsn: str, folder: Path, state: Path, host: s
     upstream = Upstream(settings, via=f"twiceshy-{installation}", own_port=port)
     tokenless = Tokenless(attempts, journal, identity, str(folder), settings.lease)
     wakes = Wakes(journal, settings.poll)
-    shell = Shell(journal, upstream, settings, pulse.alive, wakes)
+    shell = Shell(journal, upstream, settings, pulse, wakes)
     admission = Admission(attempts, tokenless, settings)
     handler = Handler(shell, attempts, admission, rules, secret)
     blind = Blind(admission, attempts, upstream, settings)
@@ -107,7 +97,7 @@ async def serve(settings: Settings, dsn: str, folder: Path, state: Path, host: s
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     loop.add_signal_handler(signal.SIGUSR1, _tell_tasks)
-    beating = asyncio.create_task(_beat(journal, attempts, upstream, doors, pulse, identity, settings.lease))
+    beating = asyncio.create_task(_beat(attempts, upstream, doors, pulse, settings.lease))
     print(json.dumps({"id": identity, "port": port}), flush=True)
     await stopping.wait()
 
@@ -134,19 +124,14 @@ def _tell_tasks() -> None:
         task.print_stack(limit=8, file=sys.stderr)
 
 
-async def _beat(
-    journal: Journal, attempts: Attempts, upstream: Upstream, doors: set[Door], pulse: Pulse, identity: str,
-    lease: float,
-) -> None:  # fmt: skip
+async def _beat(attempts: Attempts, upstream: Upstream, doors: set[Door], pulse: Pulse, lease: float) -> None:
     while True:
         await asyncio.sleep(lease / 3)
         for door in [door for door in doors if not door.answers()]:
             door.abort()
-        asked = time.monotonic()
         try:
-            if await journal.heartbeat(identity, lease):
-                pulse.confirmed(asked)
-            await attempts.beat()
+            await pulse.beat()
+            await attempts.tend()
             await upstream.forget(idle=max(60.0, lease))
         except DatabaseAway as error:
             log.warning("heartbeat: %s", error)

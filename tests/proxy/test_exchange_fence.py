@@ -47,7 +47,12 @@ async def test_an_attempt_taken_over_begins_nothing_in_its_successors_name() -> 
         await journal.open.wait()
         return request
 
-    shell: Any = Shell(journal, SimpleNamespace(), Settings(), lambda: True, SimpleNamespace())  # type: ignore[arg-type]
+    async def revive() -> None:
+        pass
+
+    pulse: Any = SimpleNamespace(alive=lambda: True, revive=revive)
+    nobody: Any = SimpleNamespace()
+    shell: Any = Shell(journal, nobody, Settings(), pulse, nobody)  # type: ignore[arg-type]
     exchange = Exchange(shell, first, "r", request, rule, Step(facts), recall=first_bytes)
     exchange.start()
     await asyncio.sleep(0)
