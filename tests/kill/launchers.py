@@ -145,9 +145,9 @@ class Bench:
         self.started.append(process)
         return process
 
-    def end(self, process: "subprocess.Popen[str]") -> tuple[int, str, str]:
+    def end(self, process: "subprocess.Popen[str]", seconds: float = 60) -> tuple[int, str, str]:
         try:
-            out, err = process.communicate(timeout=60)
+            out, err = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             process.kill()
             raise AssertionError(f"the launcher does not end; it said: {process.communicate()}") from None

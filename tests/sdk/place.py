@@ -10,10 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from runtime.folder import tail
 from sandbox.client import Received, Sandbox
 from tests.kill.launchers import Bench, World, until
 from tests.sdk.sdks import PROGRAMS, Sdk, interpreter
 from tests.stack import Attempt
+
+#: Some of these SDKs take seconds to be imported, on a machine that has nothing else to do.
+PATIENCE = 120.0
 
 
 class Moto:
@@ -61,6 +65,10 @@ class Place:
             stage = Stage(self.world, folder, sdk, sandbox)
             try:
                 yield stage
+            except BaseException:
+                for log in self.world.home.rglob("keeper.log"):
+                    print(tail(log))
+                raise
             finally:
                 for process in stage.started:
                     process.kill()
@@ -103,7 +111,7 @@ class Stage(Bench):
 
     def came(self, launcher: "subprocess.Popen[str]") -> Came:
         """Wait for the end of *launcher*: exit code 0, and the run is done."""
-        code, out, err = self.end(launcher)
+        code, out, err = self.end(launcher, PATIENCE)
         assert code == 0, (code, out, err)
         made = [
             (each.service, each.effect, each.id, each.sha256, each.key is not None, each.facts)
@@ -117,13 +125,16 @@ class Stage(Bench):
         os.kill(agent, signal.SIGKILL)
         return agent
 
+    def wait_held(self, gate: str) -> None:
+        self.sandbox.wait_held(gate, timeout=PATIENCE)
+
     def wait_asked(self, after: int, count: int) -> None:
         """Wait until the attempt that came after process *after* has asked for *count* steps."""
 
         def asked() -> bool:
             return any(pid != after and self._steps(pid) >= count for pid in self.agents())
 
-        until(asked, f"{count} steps are asked for")
+        until(asked, f"{count} steps are asked for", PATIENCE)
 
     def _steps(self, pid: int) -> int:
         try:

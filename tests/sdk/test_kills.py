@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.sdk.place import Came, Place, hold, restarts
-from tests.sdk.results import note
+from tests.sdk.results import installed, note
 from tests.sdk.sdks import QUICK, SDKS, Sdk, each
 
 
@@ -24,6 +24,7 @@ def test_killed_everywhere(sdk: Sdk, place: Place, tmp_path: Path) -> None:
 
 @QUICK
 def test_killed_inside_each_call(sdk: Sdk, place: Place, tmp_path: Path) -> None:
+    installed(sdk)
     port, whole = undisturbed(place, sdk, tmp_path)
     killed_inside_each_call(place, sdk, tmp_path, port, whole)
 
@@ -53,7 +54,7 @@ def killed_inside_each_call(place: Place, sdk: Sdk, folder: Path, port: int, who
         stage.sandbox.faults(*[hold(whole.calls, n, gate) for n, gate in enumerate(gates)])
         launcher = stage.start()
         for n, gate in enumerate(gates):
-            stage.sandbox.wait_held(gate)
+            stage.wait_held(gate)
             killed = stage.kill()
             stage.wait_asked(killed, n + 1)
             stage.sandbox.release(gate)

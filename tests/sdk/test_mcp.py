@@ -78,7 +78,7 @@ def killed_inside_each_call(place: Place, lines: list[str], tmp_path: Path) -> N
         stage.sandbox.faults(*[{"match": {"path": "/mcp", **match}, "nth": 1, **fault} for match, fault in HELD])
         launcher = stage.start()
         for n in range(len(HELD)):
-            stage.sandbox.wait_held(str(n))
+            stage.wait_held(str(n))
             killed = stage.kill()
             stage.wait_asked(killed, n + 1)
             stage.sandbox.release(str(n))

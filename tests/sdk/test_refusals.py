@@ -15,7 +15,7 @@ import pytest
 from proxy.kit import lay_out
 from runtime.launch.environment import PROXY_NAMES, Kit, environment
 from tests.conftest import fresh_database, scratch
-from tests.sdk.results import note
+from tests.sdk.results import installed, note
 from tests.sdk.sdks import QUICK, SDKS, Sdk, each
 from tests.stack import Attempt, Reply, Stack, stack
 
@@ -120,6 +120,7 @@ def test_every_refusal_is_met_once_and_read(sdk: Sdk, refusing: Refusing, tmp_pa
 
 @QUICK
 def test_who_was_taken_over_ends_at_once(sdk: Sdk, refusing: Refusing, tmp_path: Path) -> None:
+    installed(sdk)
     fenced = refusing.each[0]
     assert met(*refusing.run(sdk, fenced, tmp_path), fenced) == (sdk.begins, sdk.words)
 
