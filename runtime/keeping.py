@@ -140,14 +140,16 @@ class Keeping:
             await self._news.wait_for(lambda: self._failure or self._is_up())
             self._take_over()
 
-    async def changed(self) -> None:
-        """Return when another sidecar than the known one listens, with the fields set to it.
+    async def changed(self, known: str | None = None) -> str:
+        """Wait until another sidecar than *known* (None: the one in ``sidecar``) listens; its id, the fields set to it.
 
         A keeper that died is replaced meanwhile. Raises as ``open`` does when there will be none.
         """
+        before = self.sidecar if known is None else known
         async with self._news:
-            await self._news.wait_for(lambda: self._failure or (self._is_up() and self._now("sidecar") != self.sidecar))
+            await self._news.wait_for(lambda: self._failure or (self._is_up() and self._now("sidecar") != before))
             self._take_over()
+            return self.sidecar
 
     async def close(self) -> None:
         """Let go. The keeper ends when nobody else has it open."""

@@ -235,6 +235,24 @@ ON CONFLICT ON CONSTRAINT answer_pkey DO UPDATE SET
 -- count_run: the counter after an answer of one's own
 UPDATE twiceshy.run u SET counter = $2 WHERE u.id = $1;
 
+-- cancel_run: the run ends, and so does its attempt. The token stays: who has it must hear that the run was cancelled, not
+-- that it is another's
+WITH ended AS (
+    UPDATE twiceshy.run u
+    SET status = 'cancelled', stop_step = NULL, stop_message = NULL, wake_at = NULL, wake_on = NULL,
+        ended_at = twiceshy.now(), changed_at = twiceshy.now()
+    WHERE u.id = $1 RETURNING u.id, u.attempt
+)
+UPDATE twiceshy.attempt t SET ended_at = twiceshy.now(), outcome = 'cancelled'
+FROM ended e WHERE t.run_id = e.id AND t.n = e.attempt AND t.ended_at IS NULL;
+
+-- retry_run: an ended or stopped run is open again; what it is now, "settled" says
+UPDATE twiceshy.run u
+SET status = 'ambiguous', stop_step = NULL, stop_message = 'it is tried again', token_hash = NULL, sidecar = NULL,
+    lease_expires_at = NULL, error = NULL, ended_at = NULL, barren = 0, not_before = twiceshy.now(),
+    retried_after = u.attempt, changed_at = twiceshy.now()
+WHERE u.id = $1;
+
 -- settled: the run after one of its ambiguous steps was settled
 SELECT twiceshy.settled($1);
 

@@ -204,7 +204,7 @@ async def end_attempt(
     if status is RunStatus.RUNNING:
         status = _after(outcome, final=final)
         if outcome in retry.FAILURES:
-            doubts = await _doubt(connection, run_id)
+            doubts = await doubt(connection, run_id, "the attempt failed after it")
             if doubts:
                 status, (stop_step, stop_message) = RunStatus.AMBIGUOUS, doubts[0]
     elif outcome in (*retry.FAILURES, "done", "stopped"):
@@ -220,13 +220,16 @@ def _after(outcome: str, *, final: bool) -> RunStatus:
     return {"done": RunStatus.DONE, "cancelled": RunStatus.CANCELLED}.get(outcome, RunStatus.QUEUED)
 
 
-async def _doubt(connection: Connection, run_id: str) -> list[tuple[str, str]]:
-    """Make steps ambiguous whose last answer does not say whether the effect was made; keys and words."""
+async def doubt(connection: Connection, run_id: str, why: str) -> list[tuple[str, str]]:
+    """Make steps ambiguous whose last answer does not say whether the effect was made; keys and words.
+
+    *why*: what happened that makes it a question. The caller has locked the run.
+    """
     doubts = []
     for step in await connection.fetch(sql("doubtful_steps"), run_id):
         words = (
             f"{step['method']} {step['url']} was answered with {step['status']}, which leaves open whether it was "
-            f"done, and the attempt failed after it"
+            f"done, and {why}"
         )
         await connection.execute(sql("doubt_step"), run_id, step["key"], words)
         doubts.append((step["key"], words))

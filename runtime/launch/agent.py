@@ -55,6 +55,10 @@ def why_not(command: Sequence[str], number: int) -> str:
     return f"cannot start {command[0]!r}: {reason}"
 
 
+class CannotStart(UsageError):
+    """The command cannot be executed."""
+
+
 class Agent:
     """One started agent. Make it with ``Agent.start``."""
 
@@ -75,16 +79,17 @@ class Agent:
         command: Sequence[str],
         env: Mapping[str, str],
         *,
+        folder: str | None = None,
         ignored: frozenset[int] = frozenset(),
         before: Callable[[int], None] = lambda _group: None,
         on_signal: Callable[[int], None] = lambda _number: None,
         on_stop: Callable[[int], None] = lambda _number: None,
     ) -> "Agent":
-        """Start *command* under a guardian, in a process group of its own.
+        """Start *command* under a guardian, in a process group of its own; in *folder*, if not here.
 
         *before* is called with the group's number before the agent's first instruction (the terminal is
         handed over there), *on_signal* when the group got a signal, *on_stop* when job control stopped it.
-        Raises UsageError when the command cannot be executed.
+        Raises CannotStart when the command cannot be executed.
         """
         control, control_write = os.pipe()
         report_read, report = os.pipe()
@@ -100,6 +105,7 @@ class Agent:
                     *command,
                 ],
                 env=dict(env),
+                cwd=folder,
                 close_fds=False,
                 process_group=0,
             )
@@ -119,7 +125,7 @@ class Agent:
                     os.write(control_write, b"\n")
                 kind, _, value = (await lines.readline()).decode().strip().partition(" ")
             if kind == "failed":
-                raise UsageError(why_not(command, int(value)))
+                raise CannotStart(why_not(command, int(value)))
             self.pid = int(value) if kind == "agent" else 0
         except BaseException:
             self.let_go()

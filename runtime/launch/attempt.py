@@ -34,6 +34,7 @@ class Why(StrEnum):
     EXITED = "exited"  # the agent's own end
     UNHEARD = "unheard"  # it ended well, but an exchange still out then got no final answer
     STOPPED = "stopped"  # the run is not running any more: stopped, cancelled
+    OVERDUE = "overdue"  # it took longer than it may
     LOST = "lost"  # another attempt has the run
     SIDECAR = "sidecar"  # its sidecar was replaced
     INTERRUPTED = "interrupted"  # by a signal
@@ -67,8 +68,9 @@ class Attempt:
 
     def __init__(
         self, settings: Settings, claim: runs.Claim, command: Sequence[str], keeping: Keeping, patient: Patient,
-        signals: Signals, kit: Kit | None = None, watch: Watch | None = None,
+        signals: Signals, kit: Kit | None = None, watch: Watch | None = None, folder: str | None = None,
     ) -> None:  # fmt: skip
+        """*folder*: where the agent is started, if not here."""
         self.settings = settings
         self.claim = claim
         self.command = command
@@ -77,6 +79,7 @@ class Attempt:
         self.signals = signals
         self.kit = kit
         self.watch = watch
+        self.folder = folder
         self.token_hash = runs.hash_token(claim.token)
         self.proxy = keeping.proxy
         self.sidecar = keeping.sidecar
@@ -89,15 +92,17 @@ class Attempt:
             env |= self.watch.environment
             command = self.watch.command(command)
         agent = await Agent.start(
-            command, env, ignored=self.signals.ignored, before=self._begin, on_signal=self.signals.of_group,
-            on_stop=self.signals.of_stop,
+            command, env, folder=self.folder, ignored=self.signals.ignored, before=self._begin,
+            on_signal=self.signals.of_group, on_stop=self.signals.of_stop,
         )  # fmt: skip
         self.signals.agent = agent
         try:
-            ended = await self._first(self._judge(agent), self._watch_run(), self._watch_sidecar(), self._enough())
+            ended = await self._first(
+                self._judge(agent), self._watch_run(), self._watch_sidecar(), self._enough(), self._watch_clock()
+            )
             own = agent.exit.done()
-            exit_ = await agent.end(GRACE if ended.why is Why.STOPPED else 0)
-            if ended.why in (Why.STOPPED, Why.INTERRUPTED):
+            exit_ = await agent.end(GRACE if ended.why in (Why.STOPPED, Why.OVERDUE) else 0)
+            if ended.why in (Why.STOPPED, Why.INTERRUPTED, Why.OVERDUE):
                 await sidecar.ask(self.proxy, self.claim.run_id, self.claim.token)  # the tape is written down
             return replace(ended, exit=exit_ if own or ended.exit is None else ended.exit)
         finally:
@@ -143,10 +148,17 @@ class Attempt:
             if status is not RunStatus.RUNNING:
                 return Ended(Why.STOPPED, words=f"the run is {status}")
 
+    async def _watch_clock(self) -> Ended:
+        """End when the attempt takes too long."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.Event().wait(), self.settings.attempt_timeout)
+        return Ended(Why.OVERDUE, words=f"it took longer than attempt_timeout = {self.settings.attempt_timeout} s")
+
     async def _watch_sidecar(self) -> Ended:
         """End when the sidecar that this attempt lives with is not the one that serves now."""
+        known = self.sidecar
         while True:
-            await self.keeping.changed()
+            known = await self.keeping.changed(known)
             run = await self.patient.ask(runs.get_run, self.claim.run_id)
             # An agent that has not spoken yet lives with none, and finds the new one at the same address.
             if self.keeping.proxy != self.proxy or run.sidecar not in (None, self.keeping.sidecar):
@@ -195,14 +207,15 @@ class Attempt:
         return Ended(Why.EXITED, ended)
 
 
-def check(command: Sequence[str], verb: str = "run") -> None:
-    """Raise UsageError if *command* can certainly not be started: before a run is made for it."""
+def check(command: Sequence[str], verb: str = "run", folder: str = "") -> None:
+    """Raise UsageError if *command*, in *folder*, can certainly not be started: before a run is made for it."""
     import shutil
 
     if not command:
         raise UsageError(f"no command: twiceshy {verb} [options] -- COMMAND…")
-    if shutil.which(command[0]) is None:
+    program = str(Path(folder) / command[0]) if "/" in command[0] else command[0]
+    if shutil.which(program) is None:
         with contextlib.suppress(OSError):
-            if Path(command[0]).is_file():
+            if Path(program).is_file():
                 raise UsageError(f"cannot start {command[0]!r}: not executable")
         raise UsageError(f"cannot start {command[0]!r}: no such file or command")

@@ -13,7 +13,6 @@ Exit codes: DESIGN §9.
 import asyncio
 import contextlib
 import os
-import random
 import signal
 import socket
 import sys
@@ -22,11 +21,12 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
-from runtime import retry, runs, tape
+from runtime import runs, tape
 from runtime.errors import DatabaseAway, Held, NotNow, UsageError
 from runtime.folder import Lock, make_folder
 from runtime.keeping import Keeping
 from runtime.launch.attempt import Attempt, Ended, Why, check
+from runtime.launch.conclusion import conclude, give_up
 from runtime.launch.environment import Kit
 from runtime.launch.patient import Patient
 from runtime.launch.signals import Signals
@@ -137,7 +137,7 @@ class Launcher:
             except NotNow:
                 continue  # it ended or stopped between the two questions
             if claim.barren >= self.settings.max_attempts:
-                await self._end(claim, "failed", None, final=True, error=self._gave_up(claim.barren))
+                await give_up(self.patient, self.settings, claim)
                 continue
             started = True
             self._rewind()
@@ -162,71 +162,20 @@ class Launcher:
         )
         try:
             ended = await attempt.run()
-        except UsageError as error:
-            await self._end(claim, "interrupted", None, error=str(error))
+        except UsageError:
+            await conclude(self.patient, self.settings, claim, Ended(Why.INTERRUPTED))
             raise
-        code = None if ended.exit is None else ended.exit.code
-        match ended.why:
-            case Why.LOST:
-                self.voice.say(f"run {self.run_id}: {ended.words}; this agent was ended")
-                return Code.BUSY
-            case Why.STOPPED:
-                await self._end(claim, "stopped", code)
-            case Why.INTERRUPTED:
-                await self._end(claim, "interrupted", code)
-                return await self._interrupted_summary()
-            case Why.SIDECAR:
-                await self._end(claim, "handed_over", code)
-                self.voice.say(f"run {self.run_id}: attempt {claim.n}: {ended.words}; the agent is started again")
-            case Why.EXITED if code == 0:
-                status = await self._end(claim, "done", code)
-                if status is None:
-                    return Code.BUSY
-            case Why.EXITED | Why.UNHEARD:
-                return await self._failed(claim, ended)
-        return None
-
-    async def _failed(self, claim: runs.Claim, ended: Ended) -> int | None:
-        """The agent died, or said that it failed: again, after a pause, unless it gets nowhere."""
-        assert ended.exit is not None
-        died = ended.exit.code < 0
-        words = ended.words or f"the agent {'was' if died else 'ended with'} {ended.exit.words}"
-        barren = retry.barren(claim.barren, "failed", progress=await self._progress(claim))
-        final = barren >= self.settings.max_attempts
-        status = await self._end(
-            claim, "died" if died else "failed", ended.exit.code, final=final,
-            error=f"{self._gave_up(barren)}; the last: {words}" if final else words,
-        )  # fmt: skip
-        if status is None:
+        concluded = await conclude(self.patient, self.settings, claim, ended)
+        if ended.why is Why.INTERRUPTED:
+            return await self._interrupted_summary()
+        if concluded.status is None:
+            self.voice.say(f"run {self.run_id}: {concluded.words}")
             return Code.BUSY
-        if status is not RunStatus.QUEUED:
-            return None
-        pause = retry.backoff(barren - 1, random.random(), base=self.settings.backoff)
-        again = f"again in {pause:.0f} s" if pause >= 1 else "again at once"
-        self.voice.say(f"run {self.run_id}: attempt {claim.n}: {words}; {again}")
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.signals.enough.wait(), pause)
+        if concluded.status is RunStatus.QUEUED and concluded.words:
+            self.voice.say(f"run {self.run_id}: attempt {claim.n}: {concluded.words}")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.signals.enough.wait(), concluded.pause)
         return None
-
-    async def _progress(self, claim: runs.Claim) -> bool:
-        """Whether a new step began in this attempt."""
-        row = await self.patient.ask(runs.get_run, self.run_id)
-        last = await self.patient.ask(runs.last_attempt, self.run_id)
-        return last is not None and last.n == claim.n and row.newest > last.counter_at
-
-    def _gave_up(self, barren: int) -> str:
-        return f"{barren} attempts in a row brought no new step (max_attempts = {self.settings.max_attempts})"
-
-    async def _end(
-        self, claim: runs.Claim, outcome: str, code: int | None, *, final: bool = False, error: str | None = None
-    ) -> RunStatus | None:
-        """Write the attempt's end down. None: the run had been taken over, and nothing was written."""
-        status = await self.patient.ask(
-            runs.end_attempt, self.run_id, runs.hash_token(claim.token), outcome, code, final=final, error=error
-        )
-        if status is None:
-            self.voice.say(f"run {self.run_id}: another attempt has taken the run over")
-        return status
 
     # ---- words
 

@@ -47,7 +47,7 @@ class Signals:
 
     def install(self) -> None:
         """Take the signals over. In the main thread only."""
-        handlers = dict.fromkeys(PASSED, self._got) | {signal.SIGTSTP: self._stop, signal.SIGCONT: self._go_on}
+        handlers = dict.fromkeys(PASSED, self.interrupt) | {signal.SIGTSTP: self._stop, signal.SIGCONT: self._go_on}
         for number, handler in handlers.items():
             if number not in self.ignored:
                 self._loop.add_signal_handler(number, handler, number)
@@ -84,7 +84,8 @@ class Signals:
 
     # ---- to the launcher
 
-    def _got(self, number: int) -> None:
+    def interrupt(self, number: int) -> None:
+        """Whoever may end the run (a person, a worker that stops) sends *number*."""
         if number == signal.SIGINT and self._echo:
             self._echo = False
             return
