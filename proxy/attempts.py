@@ -65,6 +65,7 @@ class Run:
         self.hints: list[str] = []  # what a person should know of this attempt
         self.arrived: dict[str, dict[str, int]] = {}  # requests, by host and what became of them
         self.requests = 0  # of this attempt, so that a reset can tell whether anything began since
+        self.owned = rows.owned  # who has its process starts the next attempt, too
         self.tokenless = False
         self.stale = ""  # tokenless: why nobody can say where its process stands, in words
         self.finished = False  # its result is here, and no launcher will say when it ends
@@ -204,6 +205,8 @@ def refusal_of(run_id: str, outcome: Fenced | Stopped) -> Refusal:
     code = _STOPS.get(outcome.status)
     if code is not None:
         return Refusal(code, outcome.message or f"Run {run_id} is stopped.", run_id, outcome.step)
+    if outcome.status is RunStatus.PARKED:
+        return Refusal("parked", f"Run {run_id} is parked: it waits, and its agent is started again then.", run_id)
     return Refusal(
         "not-running",
         f"Run {run_id} is {outcome.status}, not running. Nothing was sent. `twiceshy show {run_id}` tells more.",
@@ -308,12 +311,16 @@ class Attempts:
     def get(self, run_id: str) -> Run | None:
         return self._runs.get(run_id)
 
+    def running(self) -> list[Run]:
+        """Those that nothing has stopped."""
+        return [run for run in self._runs.values() if run.refusal is None]
+
     # ---- between requests
 
     async def renew(self) -> None:
         """Confirm every attempt, and prolong those that live. Raises DatabaseAway."""
         loop = asyncio.get_running_loop()
-        runs = [run for run in self._runs.values() if run.refusal is None]
+        runs = self.running()
         held = [run for run in runs if run.attached]
         for run in runs:
             if (

@@ -40,7 +40,7 @@ def flags(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def parser() -> argparse.ArgumentParser:
     """All verbs and their arguments."""
-    from proxy import cli_ca, cli_doctor, cli_run, cli_runs, cli_shell
+    from proxy import cli_ca, cli_doctor, cli_event, cli_run, cli_runs, cli_shell
 
     top = argparse.ArgumentParser(
         prog="twiceshy", description="Agents that never do it twice.", allow_abbrev=False,
@@ -60,6 +60,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--run", metavar="ID", help="the run to start or to go on with (default: a new one)")
     run.add_argument("--agent", metavar="NAME", help="the agent's name, for people (default: the command's)")
     run.add_argument("--input", metavar="JSON", help="input of a new run, JSON; @FILE reads it from a file")
+    run.add_argument("--no-wait", action="store_true", help="end (with 75) when the run parks")
     run.add_argument("-q", "--quiet", action="store_true", help="say nothing unless something happened")
     run.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
@@ -104,6 +105,12 @@ def parser() -> argparse.ArgumentParser:
     resolve.add_argument("--header", action="append", default=[], metavar="NAME:VALUE", help="of the answer")
     body = "of the answer (default: {}, as JSON); @FILE reads it from a file"
     resolve.add_argument("--body", metavar="TEXT", help=body)
+
+    event = verb("event", cli_event.event, "send a run an event, which one wait for it takes")
+    event.add_argument("run", metavar="RUN")
+    event.add_argument("name", metavar="NAME")
+    event.add_argument("--id", metavar="ID", help="one that was sent before sends nothing (default: a new one)")
+    event.add_argument("--json", metavar="JSON", help="its payload (default: null); @FILE reads it from a file")
 
     ca = verb("ca", cli_ca.ca, "show the CA certificate that agents must trust: its file and fingerprint")
     ca.add_argument("--export", metavar="FILE", help="write the certificate (never the key) to a file; -: print it")

@@ -42,7 +42,7 @@ async def run(arguments: argparse.Namespace) -> int:
         except ValueError as error:
             raise UsageError(f"--input is not JSON: {error}") from error
     order = launcher.Order(
-        command=arguments.command, run=arguments.run, input=given,
+        command=arguments.command, run=arguments.run, input=given, no_wait=arguments.no_wait,
         agent=arguments.agent or Path(arguments.command[0]).name.encode("utf-8", "replace").decode(),
     )  # fmt: skip
     ignored = ignored_signals()

@@ -133,6 +133,8 @@ class Passage:
 
     def _moved(self) -> None:
         assert self._clock is not None
+        if self._run is not None:
+            self._run.idle_since = time.monotonic()
         if not self._clock.expired():
             self._clock.reschedule(asyncio.get_running_loop().time() + self._limit)
 

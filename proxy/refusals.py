@@ -75,6 +75,7 @@ class Refusal:
     message: str
     run: str | None = None
     step: str | None = None
+    resume_at: str | None = None  # when a parked run goes on at the latest
 
     @property
     def status(self) -> int:
@@ -95,6 +96,8 @@ class Refusal:
             out.append((b"Retry-After", b"5"))
         elif self.code not in RETRYABLE:
             out += [(b"x-should-retry", b"false"), (b"stripe-should-retry", b"false")]
+        if self.resume_at is not None:
+            out.append((b"Twiceshy-Resume-At", self.resume_at.encode("ascii")))
         if self.step is not None:
             out.append((b"Twiceshy-Step", self.step.encode("latin-1", "replace")))
         return tuple(out)

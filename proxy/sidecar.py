@@ -26,6 +26,7 @@ from proxy.authority import Authority
 from proxy.blind import Blind, is_blind
 from proxy.doors import Door, House, listen
 from proxy.handler import Handler
+from proxy.parking import Parking
 from proxy.profiles import Rules
 from proxy.pulse import Pulse
 from proxy.recorder import Shell
@@ -97,14 +98,16 @@ async def serve(settings: Settings, dsn: str, folder: Path, state: Path, host: s
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     loop.add_signal_handler(signal.SIGUSR1, _tell_tasks)
+    parking = asyncio.create_task(Parking(attempts, journal, settings).watch())
     beating = asyncio.create_task(_beat(attempts, upstream, doors, pulse, settings.lease))
     print(json.dumps({"id": identity, "port": port}), flush=True)
     await stopping.wait()
 
     listener.close()
     await _drain(attempts, settings.drain)
-    beating.cancel()
-    await asyncio.gather(beating, return_exceptions=True)
+    for task in (parking, beating):
+        task.cancel()
+    await asyncio.gather(parking, beating, return_exceptions=True)
     await tunnels.close()
     for door in list(doors):
         door.abort()

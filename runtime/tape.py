@@ -13,9 +13,10 @@ import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
-from runtime.step import Effect, Finality, RunStatus, State
+from runtime.step import Effect, Finality, Kind, RunStatus, State
 
 LIVE, REPLAYED, JOINED = "live", "replayed", "joined"
 #: What passes through a sidecar as it comes, and is in no journal.
@@ -72,6 +73,14 @@ class StepLine:
     statuses: tuple[int, ...] = ()  # of its answers, in their order
     finality: Finality | None = None  # of the last answer
     evidence: str | None = None
+    kind: Kind = Kind.HTTP
+    subject: str | None = None  # the event that is waited for, the name of a local step or value
+    deadline: datetime | None = None  # of a sleep or wait
+
+    @property
+    def shown(self) -> str:
+        """The step in words."""
+        return f"{self.method} {self.url}" if self.kind is Kind.HTTP else f"{self.kind} {self.subject or ''}".strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +93,8 @@ class Tape:
     stop_step: str | None = None
     stop_message: str | None = None
     error: str | None = None
+    wake_at: datetime | None = None  # until when a parked run waits
+    wake_on: Sequence[str] = ()  # and for which events
     attempts: Sequence[AttemptLine] = ()
     steps: Sequence[StepLine] = ()
 
@@ -133,6 +144,7 @@ _ENDS = {
     "interrupted": "✂ interrupt",
     "handed_over": "↷ restart",
     "cancelled": "■ cancelled",
+    "parked": "⏸ parked",
     None: "…",
 }
 _COLUMN = 12
@@ -154,7 +166,11 @@ def _shown(attempts: Sequence[AttemptLine], room: int) -> list[AttemptLine | Non
 
 def _name(step: StepLine, width: int) -> str:
     """Method and address, the middle of a long one left out: both host and the path's end tell something."""
-    text = f"{step.method:<6} {step.url.partition('://')[2] or step.url}"
+    if step.kind is Kind.HTTP:
+        text = f"{step.method:<6} {step.url.partition('://')[2] or step.url}"
+    else:
+        name = step.subject or ("" if step.deadline is None else f"until {moment(step.deadline)}")
+        text = f"{step.kind:<6} {name}".rstrip()
     if len(text) <= width:
         return text
     tail = (width - 8) // 2
@@ -167,6 +183,10 @@ def _outcome(step: StepLine) -> str:
         answers = "…→" + answers
     if step.state is State.AMBIGUOUS:
         return f"{answers} ambiguous".strip()
+    if step.state is State.SENT and step.kind is not Kind.HTTP:
+        if step.kind is Kind.WAIT and step.deadline is not None:
+            return f"open until {moment(step.deadline)}"
+        return "open"
     if step.state is State.SENT:
         return f"{answers} in flight".strip()
     if step.state is State.NOT_SENT:
@@ -244,6 +264,8 @@ def summary(tape: Tape) -> list[str]:
     if counts.drift:
         line += f" · drift {counts.drift:,}"
     lines = [line]
+    if tape.status is RunStatus.PARKED:
+        lines.append(f"parked: it waits {until(tape.wake_at, tape.wake_on)}")
     if tape.error and tape.status is RunStatus.FAILED:
         lines.append(f"failed: {tape.error}")
     if tape.status is RunStatus.DONE:
@@ -254,6 +276,19 @@ def summary(tape: Tape) -> list[str]:
             if step.finality is Finality.DOUBTFUL and step.state is State.ANSWERED and step.statuses
         ]
     return lines + needs_to_know(tape) + needs_a_person(tape)
+
+
+def until(wake_at: datetime | None, wake_on: Sequence[str]) -> str:
+    """Until when, or for which events, a parked run waits."""
+    what = [] if wake_at is None else [f"until {moment(wake_at)}"]
+    if wake_on:
+        what.append(f"for {'one of the events' if len(wake_on) > 1 else 'the event'} {', '.join(wake_on)}")
+    return " or ".join(what) or "for nothing"
+
+
+def moment(at: datetime) -> str:
+    """A moment for people, in UTC, to the second."""
+    return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 def needs_to_know(tape: Tape) -> list[str]:
@@ -297,7 +332,7 @@ def needs_a_person(tape: Tape) -> list[str]:
             continue
         answers = f", answered {step.statuses[-1]}" if step.statuses else ""
         evidence = f" ({step.evidence})" if step.evidence else ""
-        lines.append(f"  {step.method} {step.url}: it is not known whether this was done{answers}{evidence}")
+        lines.append(f"  {step.shown}: it is not known whether this was done{answers}{evidence}")
         lines.append(f"    it was done:      {settle(tape.run, step.key, 'assume_done')}")
         lines.append("                      (with --status, --header, --body: the answer that the agent is to get)")
         lines.append(f"    it was not done:  {settle(tape.run, step.key, 'send_again')}")
@@ -320,6 +355,9 @@ def as_json(tape: Tape) -> dict[str, Any]:
         "status": str(tape.status),
         "stop": {"step": tape.stop_step, "message": tape.stop_message} if tape.status.stopped else None,
         "error": tape.error,
+        "parked": {"until": _iso(tape.wake_at), "events": list(tape.wake_on)}
+        if tape.status is RunStatus.PARKED
+        else None,
         "totals": _counts_json(tape.counts),
         "attempts": [
             {
@@ -344,10 +382,17 @@ def as_json(tape: Tape) -> dict[str, Any]:
                 "statuses": list(step.statuses),
                 "finality": None if step.finality is None else str(step.finality),
                 "evidence": step.evidence,
+                "kind": str(step.kind),
+                "name": step.subject,
+                "deadline": _iso(step.deadline),
             }
             for step in tape.steps
         ],
     }
+
+
+def _iso(at: datetime | None) -> str | None:
+    return None if at is None else at.isoformat()
 
 
 def _counts_json(counts: Counts) -> dict[str, int]:

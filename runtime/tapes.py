@@ -15,6 +15,8 @@ async def read_tape(connection: Any, run_id: str) -> tape.Tape:
         stop_step=row.stop_step,
         stop_message=row.stop_message,
         error=row.error,
+        wake_at=row.wake_at,
+        wake_on=row.wake_on or (),
         attempts=[
             tape.read_attempt(attempt.n, attempt.outcome, attempt.exit_code, attempt.tape)
             for attempt in await runs.attempts(connection, run_id)
@@ -23,6 +25,7 @@ async def read_tape(connection: Any, run_id: str) -> tape.Tape:
             tape.StepLine(
                 step.key, step.attempt, step.effect, step.state, step.method, step.url,
                 statuses=tuple(step.statuses), finality=step.finality, evidence=step.evidence,
+                kind=step.kind, subject=step.subject, deadline=step.deadline,
             )
             for step in await runs.steps(connection, run_id)
         ],

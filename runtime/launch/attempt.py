@@ -33,7 +33,7 @@ class Why(StrEnum):
 
     EXITED = "exited"  # the agent's own end
     UNHEARD = "unheard"  # it ended well, but an exchange still out then got no final answer
-    STOPPED = "stopped"  # the run is not running any more: stopped, cancelled
+    STOPPED = "stopped"  # the run is not running any more: stopped, cancelled, parked
     OVERDUE = "overdue"  # it took longer than it may
     LOST = "lost"  # another attempt has the run
     SIDECAR = "sidecar"  # its sidecar was replaced
@@ -185,6 +185,8 @@ class Attempt:
             if isinstance(told, sidecar.Refused):
                 if told.code == "sidecar-changed":
                     return Ended(Why.SIDECAR, ended, "its sidecar was replaced")
+                if told.code == "parked":
+                    return Ended(Why.STOPPED, ended, "the run is parked")
                 return Ended(Why.EXITED, ended)  # fenced, stopped: the database has the last word
             if isinstance(told, sidecar.Told):
                 if not spoke and (missed or (self.keeping.sidecar != self.sidecar and ended.code != 0)):

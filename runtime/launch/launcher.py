@@ -5,6 +5,7 @@
   lease to expire.
 * The first restart comes at once, then with growing pauses. ``max_attempts`` bounds consecutive attempts that
   brought no new step; hand-overs and interruptions do not count.
+* A run that parks is waited for without a process, or left to whoever starts it again (``no_wait``).
 * A run that has ended is not started: its result is printed. One that is stopped says what settles it.
 
 Exit codes: DESIGN §9.
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
-from runtime import runs, tape
+from runtime import events, runs, tape
 from runtime.errors import DatabaseAway, Held, NotNow, UsageError
 from runtime.folder import Lock, make_folder
 from runtime.keeping import Keeping
@@ -58,6 +59,7 @@ class Order:
     run: str | None = None
     agent: str = ""
     input: bytes | None = None
+    no_wait: bool = False  # end when the run parks
     kit: Kit | None = None
 
 
@@ -128,10 +130,14 @@ class Launcher:
         started = False
         while True:
             row = await self.patient.ask(runs.get_run, self.run_id)
-            if row.status.ended or row.status.stopped or row.status is RunStatus.PARKED:
+            parked = row.status is RunStatus.PARKED
+            if row.status.ended or row.status.stopped or (parked and self.order.no_wait):
                 return await self._report(row, started=started)
             if self.signals.interrupted_by():
                 return self._interrupted()
+            if parked:
+                await self._until_due(row)
+                continue
             try:
                 claim = await self._claim()
             except NotNow:
@@ -146,6 +152,16 @@ class Launcher:
             code = await self._attempt(claim)
             if code is not None:
                 return code
+
+    async def _until_due(self, row: runs.RunRow) -> None:
+        """Wait, with no process, until the parked run is queued again, or we are interrupted."""
+        self.voice.tell(f"run {self.run_id} is parked: it waits {tape.until(row.wake_at, row.wake_on or ())}")
+        while not self.signals.interrupted_by():
+            await self.patient.ask(events.wake)
+            if (await self.patient.ask(runs.get_run, self.run_id)).status is not RunStatus.PARKED:
+                return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.signals.enough.wait(), self.settings.poll)
 
     async def _claim(self) -> runs.Claim:
         """Become the run's next attempt. Raises Held, NotNow."""
@@ -191,7 +207,7 @@ class Launcher:
             sys.stdout.buffer.write((row.result if row.result is not None else b"null") + b"\n")
             sys.stdout.buffer.flush()
         elif row.status is RunStatus.PARKED:
-            self.voice.say(f"run {self.run_id} is parked: it waits, and goes on by itself")
+            self.voice.say(f"run {self.run_id} is not started: it waits {tape.until(row.wake_at, row.wake_on or ())}")
         else:
             self.voice.say("\n".join([f"run {self.run_id} is not started: it is {row.status}", *lines[1:]]))
         codes = {RunStatus.DONE: Code.DONE, RunStatus.FAILED: Code.FAILED, RunStatus.CANCELLED: Code.CANCELLED}

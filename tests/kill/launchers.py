@@ -61,7 +61,7 @@ def until(condition: Callable[[], Any], what: str, seconds: float = 30.0) -> Any
 class World:
     """A keeper with its sidecar, a sandbox, and launchers among them."""
 
-    def __init__(self, dsn: str, home: Path, sandbox: Sandbox) -> None:
+    def __init__(self, dsn: str, home: Path, sandbox: Sandbox, **settings: str) -> None:
         self.dsn = dsn
         self.home = home
         self.sandbox = sandbox
@@ -71,6 +71,7 @@ class World:
             "TWICESHY_BACKOFF": "0.05", "TWICESHY_MAX_ATTEMPTS": "3", "PYTHONPATH": str(PROJECT),
             "SANDBOX_URL": sandbox.url,
         }  # fmt: skip
+        self.environment |= {f"TWICESHY_{name.upper()}": value for name, value in settings.items()}
         if sandbox.ca is not None:
             self.environment["TWICESHY_EXTRA_CA"] = str(sandbox.ca)
         self.keeper = self.sidecar = 0

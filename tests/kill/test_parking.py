@@ -1,0 +1,213 @@
+"""A run that only waits holds no process: it parks, and its launcher starts the agent again when it is due."""
+
+import json
+import signal
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sandbox.client import Sandbox
+from tests.conftest import _still_keeping, fresh_database, scratch
+from tests.kill.launchers import Bench, World, until
+
+#: What bash agents below begin with. -f: a refusal is a failure, and ends the script (-e).
+SHELL = """#!/bin/bash
+set -e
+own() { curl -sS -f -X POST "http://twiceshy.internal$1" ${2:+-d "$2"}; }
+order() {
+    curl -sS -f "$SANDBOX_URL/orders" -H 'Content-Type: application/json' \\
+        -d "{\\"lines\\": [{\\"sku\\": \\"rice\\", \\"count\\": $1}], \\"total\\": $1}"
+}
+echo x >> "$HERE/starts"
+"""
+
+
+@pytest.fixture(scope="module")
+def one_world(server: str, template: str) -> Iterator[World]:
+    databases = fresh_database(server, template)
+    dsn = next(databases)
+    with scratch("ts-") as home, Sandbox.start(home / "sandbox.log") as sandbox:
+        world = World(dsn, home / "state", sandbox, hold="0.2", park_quiet="0.4", mode="durable")
+        try:
+            yield world
+        finally:
+            world.close()
+            left = _still_keeping(home, patience=20.0)
+    next(databases, None)
+    assert not left
+
+
+@pytest.fixture
+def bench(one_world: World, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
+    run = "".join(each if each.isalnum() else "-" for each in request.node.name)
+    made = Bench(one_world, tmp_path, run)
+    yield made
+    for process in made.started:
+        process.kill()
+        process.communicate()
+    until(lambda: not made.agents(), "no agent is left")
+
+
+def in_bash(bench: Bench, body: str) -> list[str]:
+    bench.program.write_text(SHELL + body)
+    bench.program.chmod(bench.program.stat().st_mode | stat.S_IXUSR)
+    return ["bash", str(bench.program)]
+
+
+def parked(bench: Bench) -> None:
+    """Wait until the run is parked and no process of its agent is left."""
+    until(lambda: status(bench) == "parked" and not bench.agents(), "the run is parked")
+
+
+def status(bench: Bench) -> str | None:
+    found = bench.world.fetch("SELECT status FROM twiceshy.run WHERE id = $1", bench.run_id)
+    return found[0]["status"] if found else None
+
+
+def result(bench: Bench) -> object:
+    return json.loads(bench.world.fetch("SELECT result FROM twiceshy.run WHERE id = $1", bench.run_id)[0]["result"])
+
+
+REFUND = """
+began=$(own /now)
+own /sleep '{"seconds": 1}'
+order 1
+answer=$(own /events/approval/wait '{"timeout": 600}')
+order 2
+printf '{"began": %s, "answer": %s}' "$began" "$answer" | curl -sS -f -X PUT -d @- http://twiceshy.internal/result
+"""
+
+
+def test_curl_alone_sleeps_waits_for_an_approval_and_ends(bench: Bench) -> None:
+    launcher = bench.launch(*in_bash(bench, REFUND))
+    parked(bench)  # asleep
+    until(lambda: bench.made("orders") == 1, "it has slept")
+    parked(bench)  # waiting
+    shown = bench.verb("show", bench.run_id).stdout
+    assert "wait   approval" in shown
+    assert "parked: it waits until" in shown
+    assert "or for the event approval" in shown
+    assert bench.verb("event", bench.run_id, "approval", "--json", '{"by":  "ann"}', "--id", "one").returncode == 0
+    code, _, err = bench.end(launcher)
+    assert (code, status(bench)) == (0, "done"), err
+    event = result(bench)["answer"]["event"]  # type: ignore[index]
+    assert (event["id"], event["payload"]) == ("one", {"by": "ann"})
+    assert bench.made("orders") == 2
+    assert bench.outcomes == ["parked", "parked", "done"]
+
+
+def test_it_is_killed_wherever_it_is(bench: Bench) -> None:
+    command = in_bash(bench, REFUND)
+    launcher = bench.launch(*command)
+    until(bench.agents, "it runs")
+    launcher.kill()
+    launcher = bench.launch(*command)
+    parked(bench)
+    launcher.kill()
+    launcher = bench.launch(*command)
+    until(lambda: bench.made("orders") == 1, "it has slept")
+    bench.world.fetch("SELECT pg_sleep(0.05)")
+    for pid in bench.agents():
+        bench.shell(f"kill -9 {pid}")
+    parked(bench)
+    launcher.kill()
+    assert bench.verb("event", bench.run_id, "approval").returncode == 0
+    assert status(bench) == "queued"
+    code, _, err = bench.run(*command)
+    assert (code, status(bench)) == (0, "done"), err
+    assert bench.made("orders") == 2
+    [taken] = bench.world.fetch("SELECT consumed_by FROM twiceshy.event WHERE run_id = $1", bench.run_id)
+    assert taken["consumed_by"]
+
+
+def test_parks_do_not_count_as_attempts_in_vain(bench: Bench) -> None:
+    """More parks than max_attempts, some of them in attempts without a new step."""
+    command = in_bash(bench, "for n in 1 2 3 4; do own /events/go/wait; done")
+    launcher = bench.launch(*command)
+    for n in range(4):
+        parked(bench)
+        bench.verb("event", bench.run_id, "go", "--id", f"e{n}")
+        until(lambda: status(bench) != "parked", "it was woken")
+    assert bench.end(launcher)[0] == 0
+    assert bench.outcomes == ["parked"] * 4 + ["done"]
+
+
+@pytest.mark.check_all
+def test_fifty_parks(bench: Bench) -> None:
+    launcher = bench.launch(*in_bash(bench, "for n in $(seq 50); do own /sleep '{\"seconds\": 0.6}'; done"))
+    launcher.wait(300)
+    assert bench.end(launcher)[0] == 0
+    outcomes = bench.outcomes
+    assert outcomes[-1] == "done"
+    assert outcomes.count("parked") >= 40
+
+
+def test_an_agent_that_swallows_the_refusal_is_not_done(bench: Bench) -> None:
+    launcher = bench.launch(*in_bash(bench, "own /events/go/wait || true\nexit 0"))
+    parked(bench)
+    assert launcher.poll() is None
+    bench.verb("event", bench.run_id, "go")
+    assert bench.end(launcher)[0] == 0
+    assert bench.outcomes == ["parked", "done"]
+
+
+def test_no_wait_ends_and_control_c_is_resumable(bench: Bench) -> None:
+    command = in_bash(bench, "own /events/go/wait")
+    code, _, err = bench.run(*command, flags=("--no-wait",))
+    assert code == 75
+    assert "parked: it waits for the event go" in err
+    code, _, err = bench.run(*command, flags=("--no-wait",))
+    assert code == 75
+    assert "is not started: it waits for the event go" in err
+    launcher = bench.launch(*command)
+    until(lambda: _waits(bench, launcher.pid), "it has the run")
+    launcher.send_signal(signal.SIGINT)
+    code, _, err = bench.end(launcher)
+    assert code == 130
+    assert "to go on" in err
+    assert status(bench) == "parked"
+    bench.verb("event", bench.run_id, "go")
+    assert bench.run(*command)[0] == 0
+
+
+def _waits(bench: Bench, pid: int) -> bool:
+    lock = bench.world.home / "runs" / f"{bench.run_id}.lock"
+    return lock.exists() and str(pid) in lock.read_text()
+
+
+WORK = """
+import concurrent.futures
+def own(path, body=None):
+    request = urllib.request.Request('http://twiceshy.internal' + path, json.dumps(body).encode(), method='POST')
+    with urllib.request.urlopen(request) as answer:
+        return json.load(answer)
+with concurrent.futures.ThreadPoolExecutor() as threads:
+    waiting = threads.submit(own, '/events/go/wait', {})
+"""
+
+
+@pytest.mark.parametrize("work", ["request", "processor"])
+def test_nothing_parks_under_work(bench: Bench, work: str) -> None:
+    if work == "request":
+        bench.sandbox.fault(match={"path": "/orders"}, hold="order")
+        bench.agent(WORK + "    order()\n    until('worked')\n    waiting.result()")
+    else:
+        bench.agent(WORK + "    while not os.path.exists(HERE + '/worked'): sum(range(1000))\n    waiting.result()")
+    launcher = bench.launch()
+    until(lambda: bench.world.fetch("SELECT FROM twiceshy.step WHERE run_id = $1", bench.run_id), "it waits")
+    # Another one, which only waits, parks meanwhile.
+    other = Bench(bench.world, bench.folder, bench.run_id + "-other")
+    other.program = bench.folder / "other.sh"
+    idle = other.launch(*in_bash(other, "own /events/go/wait"))
+    parked(other)
+    assert status(bench) == "running"
+    bench.sandbox.release("order")
+    bench.touch("worked")
+    parked(bench)
+    for each in (bench, other):
+        assert bench.verb("event", each.run_id, "go").returncode == 0
+    assert bench.end(launcher)[0] == 0
+    assert bench.end(idle)[0] == 0
+    assert bench.made("orders") == (1 if work == "request" else 0)
