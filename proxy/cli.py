@@ -40,7 +40,7 @@ def flags(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def parser() -> argparse.ArgumentParser:
     """All verbs and their arguments."""
-    from proxy import cli_ca, cli_doctor, cli_event, cli_run, cli_runs, cli_shell
+    from proxy import cli_ca, cli_doctor, cli_event, cli_run, cli_runs, cli_shell, cli_worker
 
     top = argparse.ArgumentParser(
         prog="twiceshy", description="Agents that never do it twice.", allow_abbrev=False,
@@ -75,6 +75,24 @@ def parser() -> argparse.ArgumentParser:
                         "standard error")  # fmt: skip
     doctor.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
+    start = verb("start", cli_worker.start, "queue a run of a declared agent for the workers, and print its id")
+    start.add_argument("agent", metavar="AGENT", help="its name in twiceshy.toml")
+    start.add_argument("--input", metavar="JSON", help="what it works on; @FILE reads it from a file")
+    start.add_argument("--run", metavar="ID", help="the id of the run (default: a new one)")
+    start.add_argument("--key", metavar="KEY", help="equal starts with an equal key are one run")
+    start.add_argument("--priority", type=int, default=0, metavar="N", help="higher ones go first (default: 0)")
+    start.add_argument("--json", action="store_true", help="as JSON, for programs")
+
+    text = "do the runs of declared agents, some at a time, until SIGTERM"
+    worker = verb("worker", cli_worker.worker, text, settings=True)
+    worker.add_argument("--agent", action="append", metavar="NAME", help="only this one; again for more (default: all)")
+
+    cancel = verb("cancel", cli_worker.cancel, "end a run, however it stands")
+    retry = verb("retry", cli_worker.retry, "let a failed, cancelled or diverged run go on from its journal")
+    for each in (cancel, retry):
+        each.add_argument("run", metavar="RUN")
+        each.add_argument("--json", action="store_true", help="as JSON, for programs")
+
     up = verb("up", cli_run.up, "be the sidecar (and the embedded database) in the foreground", settings=True)
     up.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     up.add_argument("--port", type=int, default=7777, help="the proxy's port (default: %(default)s)")
@@ -85,6 +103,7 @@ def parser() -> argparse.ArgumentParser:
 
     runs = verb("runs", cli_runs.runs, "list runs, the newest first")
     runs.add_argument("--status", metavar="STATUS", help="only those that are so")
+    runs.add_argument("--agent", metavar="NAME", help="only those of this agent")
     runs.add_argument("--limit", type=int, default=50, metavar="N", help="how many (default: %(default)s)")
     runs.add_argument("--json", action="store_true", help="as JSON, for programs")
 

@@ -69,19 +69,22 @@ async def runs(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--limit {arguments.limit}: a number from 1")
     status = RunStatus(arguments.status) if arguments.status else None
     async with connection() as conn:
-        rows = await verbs.list_runs(conn, status=status, limit=arguments.limit)
+        rows = await verbs.list_runs(conn, status=status, agent=arguments.agent, limit=arguments.limit)
     if arguments.json:
         print(json.dumps([_as_json(row) for row in rows], indent=2))
         return 0
     if not rows:
-        print("no runs" if status is None else f"no runs that are {status}")
+        of = f" of agent {arguments.agent}" if arguments.agent else ""
+        print(f"no runs{of}" if status is None else f"no runs{of} that are {status}")
         return 0
-    width = max(len(row.id) for row in rows)
-    agents = max(len(row.agent) for row in rows)
+    lines = [("RUN", "STATUS", "ATTEMPTS", "AGE", "AGENT", "")]
     for row in rows:
         note = row.stop_message or row.error or ""
-        line = f"{row.id:<{width}}  {row.status:<11}  {row.attempt:>3} {'attempt ' if row.attempt == 1 else 'attempts'}"
-        print(f"{line}  {_age(row.created_at):>8}  {row.agent:<{agents}}  {note}".rstrip())
+        lines.append((row.id, row.status, str(row.attempt), _age(row.created_at), row.agent, note))
+    run, status_, attempts, age, agent = (max(len(line[n]) for line in lines) for n in range(5))
+    for line in lines:
+        print(f"{line[0]:<{run}}  {line[1]:<{status_}}  {line[2]:>{attempts}}  {line[3]:>{age}}  {line[4]:<{agent}}  "
+              f"{line[5]}".rstrip())  # fmt: skip
     return 0
 
 

@@ -11,6 +11,7 @@ from runtime import payload as payloads
 from runtime.database import Connection, sql
 from runtime.errors import NotFound, NotNow
 from runtime.names import check_name
+from runtime.runs import in_transaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ async def send(
             return Sent(id, outcome == "sent")
 
 
+@in_transaction
 async def wake(connection: Connection) -> list[str]:
     """Queue the parked runs whose time has come, a hundred at most; their ids."""
     return [row["id"] for row in await connection.fetch(sql("wake"))]

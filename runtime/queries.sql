@@ -235,8 +235,7 @@ ON CONFLICT ON CONSTRAINT answer_pkey DO UPDATE SET
 -- count_run: the counter after an answer of one's own
 UPDATE twiceshy.run u SET counter = $2 WHERE u.id = $1;
 
--- cancel_run: the run ends, and so does its attempt. The token stays: who has it must hear that the run was cancelled, not
--- that it is another's
+-- cancel_run: the run ends, and its attempt with it; the token stays, so that who has it hears why it is refused
 WITH ended AS (
     UPDATE twiceshy.run u
     SET status = 'cancelled', stop_step = NULL, stop_message = NULL, wake_at = NULL, wake_on = NULL,

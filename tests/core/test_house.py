@@ -206,7 +206,7 @@ def test_the_command_line_knows_what_the_image_says_to_it() -> None:
 
 def test_the_compose_file_opens_nothing_to_the_network() -> None:
     services = YAML(typ="safe").load(text("docker-compose.yml"))["services"]
-    assert set(services) == {"postgres", "sidecar", "sandbox"}
+    assert set(services) == {"postgres", "sidecar", "worker", "sandbox"}
     for service in services.values():
         assert all(str(port).startswith("127.0.0.1:") for port in service.get("ports", []))
         for volume in service["volumes"]:
