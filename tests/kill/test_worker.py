@@ -1,0 +1,339 @@
+"""Workers with everything real: keeper, sidecar, Postgres, sandbox, agents, and processes that are SIGKILLed.
+
+One keeper and one sidecar serve the whole module: agents change nothing of which sidecar is shared.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime import queue
+from runtime.database import connect
+from sandbox.client import Sandbox
+from tests.conftest import _still_keeping, fresh_database, scratch
+from tests.kill.launchers import Bench, World, until
+from tests.stack import PROJECT, ROUTES, wait_apart
+
+#: Over the beginning of all agents (tests.kill.launchers).
+INPUT = """
+RUN = os.environ["TWICESHY_RUN"]
+def internal(method, path, body=None):
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request("http://twiceshy.internal" + path, data, method=method)
+    with urllib.request.urlopen(request) as answer:
+        return json.loads(answer.read() or b"null")
+def write(text):
+    return call("POST", "/email/send", {"to": "a@example.org", "subject": RUN, "text": text})
+"""
+
+
+class Works(Bench):
+    """A bench with agents that are declared, and workers."""
+
+    def __init__(self, world: World, folder: Path, run: str) -> None:
+        super().__init__(world, folder, run)
+        self.logs: dict[int, Path] = {}
+        self.config = folder / "twiceshy.toml"
+
+    def declare(self, body: str, **more: Any) -> None:
+        """The agents ``a`` and ``b`` are this program, which gets the name as its argument."""
+        self.agent(INPUT + body)
+        tables = [
+            f"[agents.{name}]\ncommand = {json.dumps([sys.executable, str(self.program), name])}\n"
+            + "".join(f"{field} = {value}\n" for field, value in more.items())
+            for name in ("a", "b")
+        ]
+        self.config.write_text("\n".join([ROUTES.read_text(), *tables]), "utf-8")
+
+    def environment(self, **settings: object) -> dict[str, str]:
+        own = {f"TWICESHY_{name.upper()}": str(value) for name, value in settings.items()}
+        return self.world.environment | {"HERE": str(self.folder), "TWICESHY_CONFIG": str(self.config)} | own
+
+    def worker(self, *flags: str, **settings: object) -> "subprocess.Popen[str]":
+        log = self.folder / f"worker-{len(self.logs)}.log"
+        with log.open("w") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "proxy.cli", "worker", "--agent", "a", "--agent", "b", *flags],
+                stdin=subprocess.DEVNULL, stdout=file, stderr=file, text=True,
+                env=self.environment(**settings), cwd=PROJECT,
+            )  # fmt: skip
+        self.logs[process.pid] = log
+        self.started.append(process)
+        return process
+
+    def cli(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [sys.executable, "-m", "proxy.cli", *words], capture_output=True, text=True, timeout=60,
+            env=self.environment(), cwd=PROJECT, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def queue(self, *names: str, agent: str = "a", priority: int = 0, given: bytes | None = None) -> list[str]:
+        """Runs of *agent*, named after the test."""
+
+        async def work() -> list[str]:
+            connection = await connect(self.world.dsn, name="test")
+            try:
+                return [
+                    await queue.start(connection, agent, given, run_id=f"{self.run_id}-{name}", priority=priority)
+                    for name in names
+                ]
+            finally:
+                await connection.close()
+
+        return wait_apart(work())
+
+    def comes(self, status: str, *runs: str, seconds: float = 60.0) -> None:
+        def all_are() -> bool:
+            return {self.world.status(run) for run in runs} == {status}
+
+        try:
+            until(all_are, f"{runs} are {status}", seconds)
+        except AssertionError as error:
+            told = "\n".join(log.read_text() for log in self.logs.values())
+            stand = {run: (self.world.status(run), self.world.outcomes(run)) for run in runs}
+            raise AssertionError(f"{error}: {stand}\n{told}") from None
+
+    def ends(self, worker: "subprocess.Popen[str]") -> int:
+        try:
+            return worker.wait(60)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the worker does not end:\n{self.logs[worker.pid].read_text()}") from None
+
+    def mails(self) -> list[tuple[str, str]]:
+        """Whose mails were sent, and what they say, sorted."""
+        bodies = [each.json() for each in self.sandbox.requests("email")]
+        return sorted((body["subject"], body["text"]) for body in bodies if body["subject"].startswith(self.run_id))
+
+
+@pytest.fixture(scope="module")
+def one_world(server: str, template: str) -> Iterator[World]:
+    databases = fresh_database(server, template)
+    dsn = next(databases)
+    with scratch("ts-") as home, Sandbox.start(home / "sandbox.log") as sandbox:
+        world = World(dsn, home / "state", sandbox)
+        try:
+            yield world
+        finally:
+            world.close()
+            left = _still_keeping(home, patience=20.0)
+    next(databases, None)
+    assert not left
+
+
+@pytest.fixture
+def works(one_world: World, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Works]:
+    run = "".join(each if each.isalnum() else "-" for each in request.node.name)
+    made = Works(one_world, tmp_path, run)
+    yield made
+    for process in made.started:
+        process.kill()
+        process.communicate()
+    one_world.sandbox.clear()
+    # Nothing of this test is for the workers of the next one.
+    one_world.fetch("UPDATE twiceshy.run SET status = 'cancelled', token_hash = NULL, stop_message = NULL")
+    until(lambda: not made.agents(), "no agent is left")
+
+
+# ---- a worker at work
+
+
+def test_a_worker_does_the_runs_that_are_started_some_at_a_time(works: Works) -> None:
+    works.declare(
+        'order(internal("GET", "/run")["input"]["n"]); until("go"); internal("PUT", "/result", {"by": sys.argv[1]})',
+        input_schema='{ type = "object", required = ["n"] }',
+    )
+    started = [works.cli("start", "a", "--input", '{"n": 1}', "--key", f"{works.run_id}-k", "--json") for _ in range(2)]
+    assert len({json.loads(each.stdout)["run"] for each in started}) == 1
+    refused = works.cli("start", "a", "--input", '{"m": 1}')
+    assert (refused.returncode, "'n' is a required property" in refused.stderr) == (2, True)
+    runs = [json.loads(started[0].stdout)["run"], *works.queue("two", given=b'{"n": 2}')]
+    runs += works.queue("three", agent="b", given=b'{"n": 3}')
+    works.worker("--slots", "2")
+    until(lambda: works.made("orders") == 2, "two agents have ordered")
+    assert sorted(works.world.status(run) for run in runs) == ["queued", "running", "running"]
+    works.touch("go")
+    works.comes("done", *runs)
+    assert works.made("orders") == 3
+    results = [works.world.fetch("SELECT result FROM twiceshy.run WHERE id = $1", run)[0]["result"] for run in runs]
+    assert [json.loads(result)["by"] for result in results] == ["a", "a", "b"]
+
+
+@pytest.mark.check_all
+def test_a_run_that_fails_again_and_again_takes_nobodys_turn(works: Works) -> None:
+    works.declare('sys.exit("no") if sys.argv[1] == "b" else write("done")')
+    [bad] = works.queue("bad", agent="b")
+    good = works.queue(*"1234")
+    works.worker("--slots", "1", backoff=2)
+    works.comes("done", *good)
+    works.comes("failed", bad)
+    assert works.world.outcomes(bad) == ["failed"] * 3
+    order = works.world.fetch(
+        "SELECT run_id FROM twiceshy.attempt WHERE run_id = ANY($1) ORDER BY started_at", [bad, *good]
+    )
+    assert [row["run_id"] for row in order[:2]] == [bad, good[0]]
+    assert "3 attempts in a row brought no new step" in works.cli("runs", "--agent", "b").stdout
+
+
+@pytest.mark.check_all
+def test_an_attempt_that_takes_too_long_has_failed(works: Works) -> None:
+    works.declare('write("x"); time.sleep(600)', attempt_timeout="1", max_attempts="1")
+    runs = works.queue("slow")
+    works.worker()
+    works.comes("failed", *runs)
+    assert works.world.outcomes(runs[0])[-1] == "died"
+    error = works.world.fetch("SELECT error FROM twiceshy.run WHERE id = $1", runs[0])[0]["error"]
+    assert "it took longer than attempt_timeout = 1" in error
+    assert works.made("email") == 1
+
+
+@pytest.mark.check_all
+def test_a_worker_that_could_start_nothing_says_so(works: Works) -> None:
+    works.declare("")
+    none = works.cli("worker", "--agent", "c")
+    assert (none.returncode, "there are a, b, refund" in none.stderr) == (2, True)
+    works.config.write_text('[agents.a]\ncommand = ["no-such-program"]\n')
+    none = works.cli("worker")
+    assert (none.returncode, "agent a: cannot start 'no-such-program'" in none.stderr) == (2, True)
+
+
+# ---- a worker that dies
+
+
+def test_the_next_worker_goes_on_where_a_killed_one_was(works: Works) -> None:
+    works.declare('write("before"); started(); until("go"); write("after")')
+    runs = works.queue("one", "two")
+    first = works.worker()
+    until(lambda: works.made("email") == 2, "both have written")
+    first.kill()
+    first.wait()
+    until(lambda: not works.agents(), "its agents die with it")
+    works.touch("go")
+    # The lease lasts 30 s: within that, only a lock tells.
+    works.worker()
+    works.comes("done", *runs, seconds=25)
+    assert [works.world.outcomes(run) for run in runs] == [["died", "done"]] * 2
+    assert works.mails() == sorted((run, text) for run in runs for text in ("before", "after"))
+    until(lambda: len(list((works.world.home / "workers").glob("*.lock"))) == 1, "the dead one's file is gone")
+
+
+@pytest.mark.check_all
+def test_a_worker_that_was_stopped_past_its_leases_changes_nothing(works: Works) -> None:
+    works.declare('write("before"); until("go"); write("after"); internal("PUT", "/result", turn)')
+    [run] = works.queue("one")
+    first = works.worker(lease=2)
+    until(lambda: works.made("email") == 1, "it has written")
+    first.send_signal(signal.SIGSTOP)
+    works.worker(lease=2)
+    until(lambda: works.world.outcomes(run)[:1] == ["died"], "the lease is over")
+    until(lambda: works.starts == 2, "another agent is started")
+    works.touch("go")
+    works.comes("done", run)
+    first.send_signal(signal.SIGCONT)
+    until(lambda: not works.agents(), "the old agent is ended")
+    until(lambda: "is not ours any more" in works.logs[first.pid].read_text(), "and the worker says so")
+    assert first.poll() is None
+    assert works.world.status(run) == "done"
+    assert works.world.outcomes(run) == ["died", "done"]
+    assert works.world.fetch("SELECT result FROM twiceshy.run WHERE id = $1", run)[0]["result"] == b"2"
+    assert works.mails() == [(run, "after"), (run, "before")]
+
+
+# ---- a worker that is told to stop
+
+
+def test_a_stopping_worker_lets_its_agents_finish_and_takes_no_more(works: Works) -> None:
+    works.declare('write("before"); until("go"); write("after")')
+    [one, two] = works.queue("one", "two")
+    worker = works.worker("--slots", "1")
+    until(lambda: works.made("email") == 1, "it has written")
+    worker.send_signal(signal.SIGTERM)
+    until(lambda: "stops; 1 go on" in works.logs[worker.pid].read_text(), "it says that it stops")
+    works.touch("go")
+    assert works.ends(worker) == 0
+    assert (works.world.status(one), works.world.status(two)) == ("done", "queued")
+
+
+@pytest.mark.parametrize("twice", [pytest.param(False, marks=pytest.mark.check_all), True])
+def test_what_does_not_end_in_time_is_interrupted_and_goes_on_elsewhere(works: Works, twice: bool) -> None:
+    works.declare('write("before"); until("go"); write("after")')
+    [run] = works.queue("one")
+    worker = works.worker("--drain-agents", "60" if twice else "0.1")
+    until(lambda: works.made("email") == 1, "it has written")
+    worker.send_signal(signal.SIGTERM)
+    if twice:
+        until(lambda: "stops; 1 go on" in works.logs[worker.pid].read_text(), "it says that it stops")
+        worker.send_signal(signal.SIGTERM)
+    assert works.ends(worker) == (128 + signal.SIGTERM if twice else 0)
+    assert works.agents() == []
+    assert (works.world.status(run), works.world.outcomes(run)) == ("queued", ["interrupted"])
+    works.touch("go")
+    works.worker()
+    works.comes("done", run)
+    assert works.mails() == [(run, "after"), (run, "before")]
+    assert works.world.fetch("SELECT barren FROM twiceshy.run WHERE id = $1", run)[0]["barren"] == 0
+
+
+# ---- what a person decides
+
+
+def test_cancelling_ends_the_agent_and_nothing_else(works: Works) -> None:
+    works.declare('write("before"); until(RUN); write("after")')
+    [one, two] = works.queue("one", "two")
+    works.worker()
+    until(lambda: works.made("email") == 2, "both have written")
+    told = works.cli("cancel", one, "--json")
+    assert json.loads(told.stdout) == {"run": one, "status": "cancelled", "was": "running"}
+    until(lambda: len(works.agents()) == 1, "its agent is ended")
+    works.touch(two)
+    works.comes("done", two)
+    assert (works.world.status(one), works.world.outcomes(one)) == ("cancelled", ["cancelled"])
+    assert works.cli("cancel", one).stdout == f"run {one} was cancelled before\n"
+    [three] = works.queue("three")
+    works.touch(three)
+    works.comes("done", three)
+
+
+@pytest.mark.check_all
+def test_a_failed_run_goes_on_from_its_journal_when_it_is_retried(works: Works) -> None:
+    works.declare('write("before")\nif not os.path.exists(f"{HERE}/mended"): sys.exit(3)\nwrite("after")')
+    [run] = works.queue("one")
+    works.worker()
+    works.comes("failed", run)
+    works.touch("mended")
+    assert works.cli("retry", run).stdout == f"run {run} is queued; a worker goes on with it\n"
+    works.comes("done", run)
+    assert works.mails() == [(run, "after"), (run, "before")]
+    again = works.cli("retry", run)
+    assert (again.returncode, "is done: start another" in again.stderr) == (1, True)
+
+
+# ---- many
+
+
+@pytest.mark.check_all
+def test_orphans_of_a_dead_host_are_done_once_by_two_workers_that_start_at_once(works: Works) -> None:
+    works.declare('write("first"); write("second")')
+    runs = works.queue(*map(str, range(100)))
+
+    async def orphan() -> None:
+        connection = await connect(works.world.dsn, name="test")
+        try:
+            while await queue.claim_next(
+                connection, ["a"], worker="gone", host="elsewhere", folder="/state", lease=0.5
+            ):
+                pass
+        finally:
+            await connection.close()
+
+    wait_apart(orphan())
+    for _ in range(2):
+        works.worker("--slots", "4", lease=2)
+    works.comes("done", *runs, seconds=400)
+    assert works.mails() == sorted((run, text) for run in runs for text in ("first", "second"))
+    assert {tuple(works.world.outcomes(run)) for run in runs} == {("died", "done")}
