@@ -134,11 +134,12 @@ async def resolve(arguments: argparse.Namespace) -> int:
             conn, arguments.run, key, how, status=answer.status, headers=headers, body=answer.body, explicit=explicit
         )
         read = await read_tape(conn, arguments.run)
+        for_workers = (await verbs.get_run(conn, arguments.run)).for_workers
     print(f"step {key}: {how}; run {arguments.run} is {status}")
     if status.stopped:
         print("\n".join(tape.needs_a_person(read)))
     else:
-        print(f"to go on: twiceshy run --run {arguments.run} -- COMMAND")
+        print("a worker goes on with it" if for_workers else f"to go on: twiceshy run --run {arguments.run} -- COMMAND")
     return 0
 
 

@@ -209,7 +209,8 @@ class Launcher:
         elif row.status is RunStatus.PARKED:
             self.voice.say(f"run {self.run_id} is not started: it waits {tape.until(row.wake_at, row.wake_on or ())}")
         else:
-            self.voice.say("\n".join([f"run {self.run_id} is not started: it is {row.status}", *lines[1:]]))
+            again = [f"to let it go on: twiceshy retry {self.run_id}"] if row.status.ended else []
+            self.voice.say("\n".join([f"run {self.run_id} is not started: it is {row.status}", *lines[1:], *again]))
         codes = {RunStatus.DONE: Code.DONE, RunStatus.FAILED: Code.FAILED, RunStatus.CANCELLED: Code.CANCELLED}
         return codes.get(row.status, Code.BUSY if row.status is RunStatus.PARKED else Code.STOPPED)
 

@@ -15,7 +15,6 @@ import contextlib
 import signal
 import socket
 from collections.abc import Mapping
-from typing import Any
 
 from runtime import database, events, queue
 from runtime.agents import AgentTable
@@ -72,24 +71,25 @@ class Worker:
         taken = [number for number in STOPS if number not in self.ignored]
         for number in taken:
             loop.add_signal_handler(number, self._stop, number)
-        work: list[asyncio.Task[Any]] = [
-            asyncio.create_task(each) for each in (self._look(), self._watch_keeper(), self._listen())
-        ]
+        looking, keeper = asyncio.create_task(self._look()), asyncio.create_task(self._watch_keeper())
+        listening = asyncio.create_task(self._listen())
+        self.voice.say(f"worker {self.id}: {', '.join(sorted(self.agents))}; {self.settings.slots} at a time")
         told = asyncio.create_task(self.stop.wait())
         try:
-            self.voice.say(f"worker {self.id}: {', '.join(sorted(self.agents))}; {self.settings.slots} at a time")
-            done, _ = await asyncio.wait({*work, told}, return_when=asyncio.FIRST_COMPLETED)
-            if told not in done:
-                done.pop().result()
-            await asyncio.wait({work[0]}, timeout=LAST_WORDS)  # a claim on its way is not cut off
+            await asyncio.wait({looking, keeper, told}, return_when=asyncio.FIRST_COMPLETED)
+            for watched in (looking, keeper):
+                if watched.done():
+                    watched.result()
+            await asyncio.wait({looking}, timeout=LAST_WORDS)  # a claim on its way is not cut off
             await self._drain()
             return 128 + self.told if self.hurry.is_set() else 0
         finally:
             for number in taken:
                 loop.remove_signal_handler(number)
-            for task in (*work, told, *self.jobs):
+            tasks = (looking, keeper, listening, told, *self.jobs)
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*work, told, *self.jobs, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             await self.looking.close()
             await self.holding.close()
             self.lock.release()

@@ -4,6 +4,7 @@ One keeper and one sidecar serve the whole module: agents change nothing of whic
 """
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -55,13 +56,13 @@ class Works(Bench):
         own = {f"TWICESHY_{name.upper()}": str(value) for name, value in settings.items()}
         return self.world.environment | {"HERE": str(self.folder), "TWICESHY_CONFIG": str(self.config)} | own
 
-    def worker(self, *flags: str, **settings: object) -> "subprocess.Popen[str]":
+    def worker(self, *flags: str, more: dict[str, str] | None = None, **settings: object) -> "subprocess.Popen[str]":
         log = self.folder / f"worker-{len(self.logs)}.log"
         with log.open("w") as file:
             process = subprocess.Popen(
                 [sys.executable, "-m", "proxy.cli", "worker", "--agent", "a", "--agent", "b", *flags],
                 stdin=subprocess.DEVNULL, stdout=file, stderr=file, text=True,
-                env=self.environment(**settings), cwd=PROJECT,
+                env=self.environment(**settings) | (more or {}), cwd=PROJECT,
             )  # fmt: skip
         self.logs[process.pid] = log
         self.started.append(process)
@@ -244,6 +245,58 @@ def test_a_worker_that_was_stopped_past_its_leases_changes_nothing(works: Works)
     assert works.mails() == [(run, "after"), (run, "before")]
 
 
+@pytest.mark.check_all
+def test_all_agents_of_a_worker_are_started_again_when_their_sidecar_was_replaced(works: Works) -> None:
+    works.declare('write("before"); until("go"); write("after")')
+    runs = works.queue("one", "two", "three")
+    works.worker()
+    until(lambda: works.made("email") == 3, "all have written")
+    os.kill(works.world.sidecar, signal.SIGKILL)
+    until(lambda: works.starts == 6, "all were started again")
+    works.touch("go")
+    works.comes("done", *runs)
+    assert [works.world.outcomes(run) for run in runs] == [["handed_over", "done"]] * 3
+    assert works.mails() == sorted((run, text) for run in runs for text in ("before", "after"))
+
+
+# ---- how it hears of work
+
+
+@pytest.mark.check_all
+@pytest.mark.parametrize("pooled", [False, True])
+def test_a_start_is_heard_of_at_once_and_through_a_pooler_at_the_next_look(works: Works, pooled: bool) -> None:
+    works.declare('write("x")')
+    more = {}
+    if pooled:
+        # A database of another name has a folder of its own.
+        more = {"DATABASE_URL": f"{works.world.dsn}?statement_cache_size=0"}
+        more["TWICESHY_HOME"] = str(works.world.home.parent / "pooled")
+    worker = works.worker(poll=0.2 if pooled else 600, more=more)
+    until(lambda: "at a time" in works.logs[worker.pid].read_text(), "it looks for work")
+    runs = works.queue("one")
+    works.comes("done", *runs, seconds=30)
+    runs += works.queue("two", "three")
+    works.comes("done", *runs, seconds=30)
+    worker.send_signal(signal.SIGTERM)
+    assert works.ends(worker) == 0
+
+
+@pytest.mark.check_all
+def test_a_run_that_waits_holds_no_slot(works: Works) -> None:
+    works.declare(
+        'write("before"); internal("POST", "/sleep", {"seconds": 8}) if sys.argv[1] == "a" else 0; write("after")'
+    )
+    [sleeper] = works.queue("sleeps")
+    works.worker("--slots", "1", hold=0.2, park_quiet=0.2)
+    works.comes("parked", sleeper)
+    until(lambda: not works.agents(), "its agent is ended")
+    [other] = works.queue("other", agent="b")
+    works.comes("done", other)
+    works.comes("done", sleeper)
+    assert works.world.outcomes(sleeper) == ["parked", "done"]
+    assert works.mails() == sorted((run, text) for run in (sleeper, other) for text in ("before", "after"))
+
+
 # ---- a worker that is told to stop
 
 
@@ -333,7 +386,8 @@ def test_orphans_of_a_dead_host_are_done_once_by_two_workers_that_start_at_once(
 
     wait_apart(orphan())
     for _ in range(2):
-        works.worker("--slots", "4", lease=2)
+        works.worker("--slots", "4", lease=8)
     works.comes("done", *runs, seconds=400)
     assert works.mails() == sorted((run, text) for run in runs for text in ("first", "second"))
-    assert {tuple(works.world.outcomes(run)) for run in runs} == {("died", "done")}
+    told = "".join(log.read_text() for log in works.logs.values())
+    assert {tuple(works.world.outcomes(run)) for run in runs} == {("died", "done")}, told
