@@ -133,7 +133,9 @@ class Handler:
             return replace(asked, run=run.run_id)
         if asked is not None:
             return await self._serve(run, request, asked.rule, addressed, client, asked)
-        head, answer = await internal.answer(run, request, self._attempts, self._shell.journal)
+        head, answer = await internal.answer(
+            run, request, self._attempts, self._shell.journal, self._journalled.permits
+        )
         await relay.give(client, head, answer)
         return None
 

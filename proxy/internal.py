@@ -2,6 +2,7 @@
 
 GET  /run       this run: id, attempt, input
 GET  /attempt   what the attempt did so far (runtime.tape), and how many exchanges are still out
+PUT  /steps/KEY what came of a local step (proxy.permits): {"output": …} or {"error": …}
 PUT  /result    the run's result, JSON; the last one counts. An attempt that no launcher watches ends with it as done
 
 ``doctor.twiceshy.internal``, and any name below it, answers every GET with who is speaking and who answers: whoever
@@ -9,11 +10,13 @@ gets that was led here, for no DNS knows the name (``twiceshy doctor``).
 """
 
 import json
+from urllib.parse import unquote
 
 from proxy.attempts import Attempts, Run
 from proxy.identity import INTERNAL
 from proxy.incoming import Head
 from proxy.message import Request
+from proxy.permits import Permits
 from proxy.refusals import Refusal, ways_out
 from runtime.journal import Journal
 
@@ -21,7 +24,9 @@ DOCTOR = f"doctor.{INTERNAL}"
 _JSON = ((b"Content-Type", b"application/json"),)
 
 
-async def answer(run: Run, request: Request, attempts: Attempts, journal: Journal) -> tuple[Head, bytes]:
+async def answer(
+    run: Run, request: Request, attempts: Attempts, journal: Journal, permits: Permits
+) -> tuple[Head, bytes]:
     """Answer *request* of *run*. Raises DatabaseAway."""
     found: bytes | Refusal
     match request.method, request.path:
@@ -34,6 +39,8 @@ async def answer(run: Run, request: Request, attempts: Attempts, journal: Journa
             text = await journal.input(run.run_id)
             shown = {"run": run.run_id, "attempt": run.tape.attempt}
             found = json.dumps(shown)[:-1].encode("ascii") + b', "input": ' + (text or b"null") + b"}"
+        case "PUT", path if path.startswith("/steps/"):
+            found = await permits.finish(run, unquote(path.removeprefix("/steps/")), request.body)
         case "PUT", "/result":
             found = await _result(run, request.body, attempts, journal)
         case method, path:

@@ -32,6 +32,7 @@ from proxy.exchange import (
 from proxy.mcp import Call
 from proxy.message import Request
 from proxy.own import Asked
+from proxy.permits import Given, Permits
 from proxy.profiles import Rule, Rules
 from proxy.recorder import Ending, Exchange, Shell, ambiguous_message
 from proxy.refusals import Refusal, ways_out
@@ -64,6 +65,7 @@ class Journalled:
         self._attempts = attempts
         self._rules = rules
         self._secret = secret
+        self.permits = Permits(shell.journal, attempts, shell.settings, secret)
 
     async def answer(
         self, run: Run, request: Request, rule: Rule, explicit: str | None, client: Client, asked: Asked | None = None
@@ -82,8 +84,10 @@ class Journalled:
             if isinstance(due, Replay):
                 return await self._replay(run, due, rule, arrival, client)
             if isinstance(due, Send | Join):
-                if not await self._exchange(run, due, request, rule, arrival, client, asked):
-                    return None
+                carry_out = self._permit if arrival.kind is Kind.LOCAL else self._exchange
+                lost = await carry_out(run, due, request, rule, arrival, client, asked)
+                if lost is not True:
+                    return lost or None
             elif (refusal := await self._stop(run, due, request)) is not None:
                 return refusal
         return None
@@ -205,6 +209,20 @@ class Journalled:
         if lost:
             await exchange.over()
         return lost
+
+    async def _permit(
+        self, run: Run, due: Send | Join, request: Request, rule: Rule, arrival: Arrival, client: Client,
+        asked: Asked | None,
+    ) -> bool | Refusal:  # fmt: skip
+        """Give the client the permit for a local step. True: it was lost before the client had anything of it."""
+        step = due.step if isinstance(due, Join) else self._step(run, due, request, rule, arrival, asked)[0]
+        self._claim(run, step, arrival, Part.JOINED if isinstance(due, Join) else Part.LIVE, client)
+        given: Given | Refusal = Given.UNHEARD
+        try:
+            given = await self.permits.give(run, due, step, client)
+        finally:
+            self._delivered(run, step, step.place, client.door, given is Given.DELIVERED, rule)
+        return given if isinstance(given, Refusal) else given is Given.LOST
 
     def _note_elsewhere(self, run: Run, request: Request, rule: Rule, exchange: Exchange) -> None:
         head = exchange.answer.head
@@ -339,7 +357,10 @@ class Journalled:
             entry = Stop(run.fence, status, step.key, message)
         else:
             status = RunStatus.AMBIGUOUS
-            message = ambiguous_message(run.run_id, step, "the sidecar that sent it died before an answer came")
+            what = "the sidecar that sent it died before an answer came"
+            if step.facts.kind is Kind.LOCAL:
+                what = "who began it never said what came of it"
+            message = ambiguous_message(run.run_id, step, what)
             entry = Stop(run.fence, status, step.key, message, step.exchange if step.state is State.SENT else None)
         outcome = await self._shell.journal.write(entry)
         if isinstance(outcome, Recorded):

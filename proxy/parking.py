@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from proxy import own, peers
 from proxy.attempts import Attempts, Run
 from proxy.doors import Door
+from proxy.peers import Process
 from proxy.refusals import Refusal
 from proxy.stillness import Going, held, works
 from proxy.tape import Where
@@ -74,10 +75,12 @@ class Parking:
         """Whether its processes do something, or that is not known yet."""
         now, before = time.monotonic(), self._seen.get(run)
         if before is None or now - before.at >= self._settings.park_quiet:
-            used = await asyncio.get_running_loop().run_in_executor(None, _used, list(run.serving))
-            if used is None:
+            found = await asyncio.get_running_loop().run_in_executor(None, _processes, list(run.serving))
+            if not found:
                 return False  # it is on another host, or another user's
-            worked = before is None or works(before.used, used, now - before.at)
+            used, runs = await asyncio.get_running_loop().run_in_executor(None, _looked_at, found)
+            # Where too many want a processor, who works may have had none for a while.
+            worked = before is None or runs or works(before.used, used, now - before.at)
             self._seen[run] = _Seen(now, used, worked)
         return self._seen[run].worked
 
@@ -97,16 +100,17 @@ def going(run: Run) -> Going:
     return Going(waits, others, local, now - run.idle_since)
 
 
-def _used(doors: list[Door]) -> float | None:
-    """The processor time of the process groups at the other ends of *doors*; None: none of them can be read."""
-    found = {}
+def _processes(doors: list[Door]) -> list[Process]:
+    """One process of each group at the other ends of *doors*, as far as they can be read."""
     for door in doors:
-        process = door.process
-        if process is None and door.peer is not None and door.local is not None:
-            process = peers.at(door.peer, door.local)
-        if process is not None:
-            found[process.group] = process
-    return sum(peers.used(process) for process in found.values()) if found else None
+        if door.process is None and door.peer is not None and door.local is not None:
+            door.process = peers.at(door.peer, door.local)
+    return list({door.process.group: door.process for door in doors if door.process is not None}.values())
+
+
+def _looked_at(processes: list[Process]) -> tuple[float, bool]:
+    """The processor time of their groups, and whether they want more of it right now."""
+    return sum(map(peers.used, processes)), any(map(peers.runs, processes))
 
 
 def _refusal(run_id: str, parked: Parked, names: list[str]) -> Refusal:

@@ -107,6 +107,17 @@ def used(first: Process) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
+def runs(first: Process) -> bool:
+    """Whether any thread of *first*'s group has, or waits for, a processor at this moment."""
+    for process in members(first):
+        for stat in (_PROC / str(process.pid) / "task").glob("*/stat"):
+            with contextlib.suppress(OSError):
+                text = stat.read_text("ascii", "replace")
+                if text[text.rfind(")") + 2 :].startswith("R"):
+                    return True
+    return False
+
+
 def name(process: Process) -> str:
     """What its program is called, for people."""
     try:

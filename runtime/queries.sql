@@ -351,4 +351,4 @@ WHERE s.run_id = $1 ORDER BY s.begun;
 
 -- open_exchanges: how many exchanges of a run living sidecars still have
 SELECT count(*) FROM twiceshy.step s JOIN twiceshy.sidecar c ON c.id = s.sidecar
-WHERE s.run_id = $1 AND s.state = 'sent' AND c.ended_at IS NULL AND c.expires_at >= twiceshy.now();
+WHERE s.run_id = $1 AND s.kind = 'http' AND s.state = 'sent' AND c.ended_at IS NULL AND c.expires_at >= twiceshy.now();

@@ -98,6 +98,7 @@ def test_curl_alone_sleeps_waits_for_an_approval_and_ends(bench: Bench) -> None:
     assert bench.outcomes == ["parked", "parked", "done"]
 
 
+@pytest.mark.check_all
 def test_it_is_killed_wherever_it_is(bench: Bench) -> None:
     command = in_bash(bench, REFUND)
     launcher = bench.launch(*command)
@@ -122,6 +123,7 @@ def test_it_is_killed_wherever_it_is(bench: Bench) -> None:
     assert taken["consumed_by"]
 
 
+@pytest.mark.check_all
 def test_parks_do_not_count_as_attempts_in_vain(bench: Bench) -> None:
     """More parks than max_attempts, some of them in attempts without a new step."""
     command = in_bash(bench, "for n in 1 2 3 4; do own /events/go/wait; done")
@@ -153,6 +155,7 @@ def test_an_agent_that_swallows_the_refusal_is_not_done(bench: Bench) -> None:
     assert bench.outcomes == ["parked", "done"]
 
 
+@pytest.mark.check_all
 def test_no_wait_ends_and_control_c_is_resumable(bench: Bench) -> None:
     command = in_bash(bench, "own /events/go/wait")
     code, _, err = bench.run(*command, flags=("--no-wait",))
@@ -188,22 +191,36 @@ with concurrent.futures.ThreadPoolExecutor() as threads:
 """
 
 
-@pytest.mark.parametrize("work", ["request", "processor"])
+LOCAL = """
+    permit = own('/steps', {'name': 'index'})
+    until('worked')
+    if 'finish' in permit:
+        urllib.request.urlopen(urllib.request.Request(permit['finish'], b'{"output": 1}', method='PUT')).close()
+    waiting.result()
+"""
+
+
+@pytest.mark.check_all
+@pytest.mark.parametrize("work", ["request", "processor", "local step"])
 def test_nothing_parks_under_work(bench: Bench, work: str) -> None:
     if work == "request":
         bench.sandbox.fault(match={"path": "/orders"}, hold="order")
         bench.agent(WORK + "    order()\n    until('worked')\n    waiting.result()")
+    elif work == "local step":
+        bench.agent(WORK + LOCAL)
     else:
         bench.agent(WORK + "    while not os.path.exists(HERE + '/worked'): sum(range(1000))\n    waiting.result()")
     launcher = bench.launch()
     until(lambda: bench.world.fetch("SELECT FROM twiceshy.step WHERE run_id = $1", bench.run_id), "it waits")
     # Another one, which only waits, parks meanwhile.
     other = Bench(bench.world, bench.folder, bench.run_id + "-other")
+    other.started = bench.started
     other.program = bench.folder / "other.sh"
     idle = other.launch(*in_bash(other, "own /events/go/wait"))
     parked(other)
     assert status(bench) == "running"
-    bench.sandbox.release("order")
+    if work == "request":
+        bench.sandbox.release("order")
     bench.touch("worked")
     parked(bench)
     for each in (bench, other):

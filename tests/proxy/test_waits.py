@@ -163,6 +163,7 @@ def test_ten_waits_and_ten_senders_at_once(shared: Stack) -> None:
     assert {row["consumed_by"]: row["id"] for row in taken} == {key: event["id"] for key, event in got.items()}
 
 
+@pytest.mark.check_all
 @pytest.mark.parametrize("point", ["before-record", "recorded"])
 def test_a_sidecar_that_dies_around_the_record_takes_an_event_once(dsn: str, tmp_path: Path, point: str) -> None:
     with stack(dsn, tmp_path, poll=0.1, failpoint=f"{point}:1") as made:
