@@ -153,7 +153,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
                 f"{arguments.command[0]!r} stands before the --: twiceshy {words[0]} [options] -- COMMAND…"
             )
         arguments.command = command
-    for name in ("run", "step", "agent"):
+    for name in ("run", "step", "agent", "key"):
         given = getattr(arguments, name, None)
         if isinstance(given, str) and not given.isprintable():  # nor are the bytes that are no UTF-8
             raise UsageError(f"{name} {given!r}: no name")

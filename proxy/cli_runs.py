@@ -102,6 +102,8 @@ def _as_json(row: Any) -> dict[str, Any]:
         "agent": row.agent,
         "status": str(row.status),
         "attempts": row.attempt,
+        "for_workers": row.for_workers,
+        "priority": row.priority,
         "created_at": row.created_at.isoformat(),
         "ended_at": row.ended_at.isoformat() if row.ended_at else None,
         "stop": {"step": row.stop_step, "message": row.stop_message} if row.status.stopped else None,

@@ -58,7 +58,7 @@ def test_files_are_seen_from_the_file_that_names_them(tmp_path: Path) -> None:
         ("[agents.refund]\ncommand = []", "agents.refund.command"),
         ('[agents.refund]\ncommand = ["x"]\nmax_attempts = 0', "agents.refund.max_attempts"),
         ('[agents.refund]\ncommand = ["x"]\nmax_attempts = "5"', "agents.refund.max_attempts"),
-        ('[agents.refund]\ncommand = ["x"]\ninput_schema = { type = "nothing" }', "agents.refund.input_schema.*no JSON"),
+        ('[agents.refund]\ncommand = ["x"]\ninput_schema = { type = "nothing" }', "agents.refund.input_schema.*no JSO"),
         ('[agents.refund]\ncommand = ["x"]\ninput_schema = "gone.json"', "agents.refund.input_schema.*gone.json"),
         ('[agents."a b"]\ncommand = ["x"]', "agents.a b"),
         ("agents = 3", "agents"),

@@ -3,11 +3,14 @@
 One keeper and one sidecar serve the whole module: agents change nothing of which sidecar is shared.
 """
 
+import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -366,7 +369,50 @@ def test_a_failed_run_goes_on_from_its_journal_when_it_is_retried(works: Works) 
     assert (again.returncode, "is done: start another" in again.stderr) == (1, True)
 
 
+@pytest.mark.check_all
+def test_cancelling_a_run_in_a_terminal_ends_its_launcher(works: Works) -> None:
+    works.agent(INPUT + 'write("before"); until("never")')
+    launcher = works.launch()
+    until(lambda: works.made("email") == 1, "it has written")
+    assert works.cli("cancel", works.run_id).returncode == 0
+    code, _, err = works.end(launcher)
+    assert (code, "cancelled" in err) == (4, True)
+    assert works.agents() == []
+    assert works.outcomes == ["cancelled"]
+    told = works.cli("retry", works.run_id)
+    assert f"to go on: twiceshy run --run {works.run_id}" in told.stdout
+    assert works.world.status(works.run_id) == "queued"
+
+
 # ---- many
+
+
+@pytest.mark.check_all
+def test_whoever_dies_every_mail_is_written_once(works: Works) -> None:
+    """Workers and agents are killed at random; by a seed, so that one that fails can be tried again."""
+    chance = random.Random(20261130)
+    works.declare(
+        'write("first"); time.sleep(0.2); write("second"); time.sleep(0.2); write("third")', max_attempts="100"
+    )
+    runs = works.queue(*map(str, range(24)))
+    workers = [works.worker("--slots", "2") for _ in range(3)]
+    deaths = {"worker": 0, "agent": 0}
+    deadline = time.monotonic() + 300
+    while {works.world.status(run) for run in runs} != {"done"}:
+        assert time.monotonic() < deadline, {run: works.world.outcomes(run) for run in runs}
+        if chance.random() < 0.3 and deaths["worker"] < 12:
+            n = chance.randrange(len(workers))
+            workers[n].kill()
+            workers[n].wait()
+            workers[n] = works.worker("--slots", "2")
+            deaths["worker"] += 1
+        elif (living := works.agents()) and deaths["agent"] < 60:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(chance.choice(living), signal.SIGKILL)
+                deaths["agent"] += 1
+        time.sleep(0.3)
+    assert works.mails() == sorted((run, text) for run in runs for text in ("first", "second", "third"))
+    assert min(deaths.values()) > 0
 
 
 @pytest.mark.check_all
