@@ -144,7 +144,7 @@ _ENDS = {
     "interrupted": "✂ interrupt",
     "handed_over": "↷ restart",
     "cancelled": "■ cancelled",
-    "parked": "⏸ parked",
+    "parked": "‖ parked",
     None: "…",
 }
 _COLUMN = 12
