@@ -246,6 +246,12 @@ class Attempts:
             await self._renew([run], extend=False)
         return run.refusal
 
+    async def prolong(self, run: Run) -> Refusal | None:
+        """Its process lives: its lease lasts longer. What its requests get from now on. Raises DatabaseAway."""
+        if run.refusal is None:
+            await self._renew([run], extend=True)
+        return run.refusal
+
     async def bind(self, fence: Fence) -> Run | Refusal:
         """First request of an attempt here: bind it to this sidecar and read its run's journal."""
         lock = self._locks.setdefault(fence.run_id, asyncio.Lock())

@@ -3,6 +3,7 @@
 GET  /run       this run: id, attempt, input
 GET  /attempt   what the attempt did so far (runtime.tape), and how many exchanges are still out
 PUT  /steps/KEY what came of a local step (proxy.permits): {"output": …} or {"error": …}
+POST /steps/KEY/heartbeat   the step is being done; {"progress": …}: how far it is
 PUT  /result    the run's result, JSON; the last one counts. An attempt that no launcher watches ends with it as done
 
 ``doctor.twiceshy.internal``, and any name below it, answers every GET with who is speaking and who answers: whoever
@@ -39,6 +40,9 @@ async def answer(
             text = await journal.input(run.run_id)
             shown = {"run": run.run_id, "attempt": run.tape.attempt}
             found = json.dumps(shown)[:-1].encode("ascii") + b', "input": ' + (text or b"null") + b"}"
+        case "POST", path if path.startswith("/steps/") and path.endswith("/heartbeat"):
+            key = unquote(path.removeprefix("/steps/").removesuffix("/heartbeat"))
+            found = await permits.beat(run, key, request.body)
         case "PUT", path if path.startswith("/steps/"):
             found = await permits.finish(run, unquote(path.removeprefix("/steps/")), request.body)
         case "PUT", "/result":

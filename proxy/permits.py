@@ -65,6 +65,9 @@ class Permits:
         key = keys.derive(self._secret, run.uuid, step.key)
         address = f"http://{INTERNAL}/steps/{quote(step.key, safe='')}"
         body = json.dumps({"step": step.key, "idempotency_key": key, "finish": address}).encode("ascii")
+        said = await self._journal.progress(run.run_id, step.key) if step.begun <= run.tape.since else None
+        if said is not None:  # an object of one member, as it was written
+            body = body[:-1] + b", " + said.strip()[1:-1] + b"}"
         headers = ((b"Content-Type", b"application/json"), (b"Twiceshy-Step", step.key.encode("latin-1")))
         if not await relay.give(client, Head(201, b"Created", headers), body):
             return Given.UNHEARD
@@ -97,6 +100,24 @@ class Permits:
         run.outdated = True
         return None
 
+    async def beat(self, run: Run, key: str, body: bytes) -> Refusal | bytes:
+        """The step *key* is being done: the lease lasts longer, and what *body* says of its progress is kept."""
+        step = run.tape.steps.get(key)
+        try:
+            said = payload.read(body, self._settings.payload_max, "the body") if body.strip() else {}
+            if not isinstance(said, dict) or not said.keys() <= {"progress"}:
+                raise UsageError('the body is {"progress": …}, or empty')
+        except UsageError as error:
+            return Refusal("bad-request", f"Step {key} of run {run.run_id}: {error}.", run.run_id, key)
+        if step is None or not step.claimed or step.exchange is None or step.state is not State.SENT:
+            return self._not_begun(run, key)
+        refusal = await self._attempts.prolong(run)
+        if refusal is not None:
+            return refusal
+        if not await self._journal.save_progress(run.fence, key, step.exchange, body if said else None):
+            return run.refusal or self._not_begun(run, key)
+        return b""
+
     # ---- outputs
 
     async def finish(self, run: Run, key: str, body: bytes) -> Refusal | bytes:
@@ -118,12 +139,7 @@ class Permits:
         if run.refusal is not None:
             return run.refusal
         if step.state is not State.ANSWERED or step.last is None:
-            return Refusal(
-                "bad-request",
-                f"Step {key} of run {run.run_id} is not begun in this attempt: POST /steps gives the permit for it.",
-                run.run_id,
-                key,
-            )
+            return self._not_begun(run, key)
         row = step.last
         return row.facts.body or await self._journal.small_body(run.run_id, key, row.n)
 
@@ -143,3 +159,12 @@ class Permits:
             step.had = len(step.answers)  # who hands it in has it
         finally:
             del self._finished[exchange]
+
+    @staticmethod
+    def _not_begun(run: Run, key: str) -> Refusal:
+        return Refusal(
+            "bad-request",
+            f"Step {key} of run {run.run_id} is not open in this attempt: POST /steps gives the permit for it.",
+            run.run_id,
+            key,
+        )

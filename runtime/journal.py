@@ -209,6 +209,21 @@ class Journal:
         )
         return Parked(row["until"]) if row is not None and row["outcome"] == "parked" else None
 
+    # ---- local steps
+
+    async def save_progress(self, fence: Fence, key: str, exchange: UUID, said: bytes | None) -> bool:
+        """Keep what was *said* of a local step's progress; False: it is over, or the permit is another's."""
+        found = await self.ask(
+            lambda connection: connection.fetchval(
+                sql("save_progress"), fence.run_id, key, exchange, fence.token_hash, said
+            )
+        )
+        return found is not None
+
+    async def progress(self, run_id: str, key: str) -> bytes | None:
+        """What was last said of a local step's progress; None: nothing."""
+        return await self.ask(lambda connection: connection.fetchval(sql("progress"), run_id, key))
+
     # ---- bodies
 
     async def request_body(self, run_id: str, key: str) -> bytes:

@@ -302,6 +302,15 @@ SELECT twiceshy.send_event($1, $2, $3, $4);
 -- park: an attempt gives its place up until something that it waits for is due (migrations/004_waits.sql)
 SELECT * FROM twiceshy.park($1, $2, $3, $4::text[]);
 
+-- save_progress: how far a local step has come, said by who has its permit; none: somebody else has, or it is over
+UPDATE twiceshy.step s SET progress = coalesce($5, s.progress) FROM twiceshy.run u
+WHERE s.run_id = $1 AND s.key = $2 AND s.exchange = $3 AND s.kind = 'local' AND s.state = 'sent'
+  AND u.id = $1 AND u.token_hash = $4 AND u.status = 'running'
+RETURNING s.key;
+
+-- progress: how far a local step has come
+SELECT s.progress FROM twiceshy.step s WHERE s.run_id = $1 AND s.key = $2;
+
 -- wake: parked runs whose time has come are queued again; those that wait for an event are by who sends it
 WITH due AS MATERIALIZED (
     SELECT u.id FROM twiceshy.run u WHERE u.status = 'parked' AND u.wake_at <= (SELECT twiceshy.now())

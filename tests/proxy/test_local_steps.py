@@ -1,6 +1,7 @@
 """Local steps: a permit, then an output, and that from then on. What is done at most once is not permitted twice."""
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,42 @@ def test_only_the_attempt_that_has_the_permit_hands_in(shared: Stack) -> None:
         replies = list(threads.map(lambda n: finish(second, permit, b'{"output": %d}' % n), range(8)))
     assert len({each.body for each in replies}) == 1
     assert begin(shared.claim("fenced")).body == replies[0].body
+
+
+def test_the_next_permit_carries_the_progress(shared: Stack) -> None:
+    def beat(attempt: Attempt, permit: Reply, body: bytes = b"") -> Reply:
+        return attempt.ask("POST", permit.json()["finish"] + "/heartbeat", body)
+
+    first = shared.claim("progress")
+    permit = begin(first)
+    assert "progress" not in permit.json()
+    assert beat(first, permit).status == 204
+    assert beat(first, permit, b'{"progress":  {"page": 1e400} }').status == 204
+    assert beat(first, permit).status == 204  # which says nothing new
+    for body in (b"1", b'{"page": 7}', b"{"):
+        assert beat(first, permit, body).error == "bad-request"
+    second = shared.claim("progress")
+    assert begin(second, "other").status == 201
+    assert beat(first, permit).error == "fenced"
+    assert beat(second, permit).error == "bad-request"
+    again = begin(second)
+    assert b'"progress":  {"page": 1e400}' in again.body
+    assert beat(second, again, b'{"progress": 8}').status == 204
+    assert finish(second, again).status == 200
+    assert beat(second, again).error == "bad-request"
+
+
+def test_a_heartbeat_keeps_the_lease(dsn: str, tmp_path: Path) -> None:
+    with stack(dsn, tmp_path, lease=3) as made:
+        attempt = made.claim("r", kind="claim")
+        permit = begin(attempt)
+        left = "SELECT extract(epoch FROM lease_expires_at - now())::float8 AS left FROM twiceshy.run"
+        deadline = time.monotonic() + 20
+        while made.fetch(left)[0]["left"] > 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert attempt.ask("POST", permit.json()["finish"] + "/heartbeat").status == 204
+        assert made.fetch(left)[0]["left"] > 2
 
 
 @pytest.mark.check_all
