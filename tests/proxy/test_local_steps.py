@@ -147,6 +147,7 @@ def test_the_next_permit_carries_the_progress(shared: Stack) -> None:
     assert beat(second, again).error == "bad-request"
 
 
+@pytest.mark.check_all
 def test_a_heartbeat_keeps_the_lease(dsn: str, tmp_path: Path) -> None:
     with stack(dsn, tmp_path, lease=3) as made:
         attempt = made.claim("r", kind="claim")
