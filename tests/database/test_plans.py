@@ -132,8 +132,11 @@ async def test_who_looks_for_work_does_not_see_what_is_finished(dsn: str) -> Non
             INSERT INTO twiceshy.run (id, agent, status, for_workers, attempt, lease_expires_at)
                 SELECT status || n, 'a', status, true, 1, now() + make_interval(secs => n)
                 FROM generate_series(1, 200) n, unnest('{queued,running}'::text[]) status;
+            INSERT INTO twiceshy.run (id, agent, status, for_workers, attempt, wake_at)
+                SELECT 'parked-' || n, 'a', 'parked', true, 1, now() + make_interval(secs => n)
+                FROM generate_series(1, 2000) n;
             INSERT INTO twiceshy.attempt (run_id, n, token_hash, kind, host, folder, process, counter_at)
-                SELECT id, 1, '', 'worker', 'here', '/state', 'w', 0 FROM twiceshy.run;
+                SELECT id, 1, '', 'worker', 'here', '/state', 'w-' || id, 0 FROM twiceshy.run;
             INSERT INTO twiceshy.start (key, run_id, digest) SELECT id, id, sha256('') FROM twiceshy.run;
             ANALYZE
             """
