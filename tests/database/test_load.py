@@ -185,7 +185,7 @@ async def test_a_silent_sidecar_is_dead_only_by_time_with_the_database(dsn: str)
 DAMAGE = {
     "an unknown state": "UPDATE twiceshy.step SET state = 'dreaming'",
     "an unknown effect": "UPDATE twiceshy.step SET effect = 'magic'",
-    "an unknown kind": "UPDATE twiceshy.step SET kind = 'sleep'",
+    "an unknown kind": "UPDATE twiceshy.step SET kind = 'dance'",
     "a short fingerprint": "UPDATE twiceshy.step SET fingerprint = '\\x00'",
     "an unknown finality": "UPDATE twiceshy.answer SET finality = 'perhaps'",
     "an unknown status": "UPDATE twiceshy.run SET status = 'asleep'",
