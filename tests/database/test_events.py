@@ -55,8 +55,9 @@ async def test_an_event_is_taken_with_the_record_and_once(dsn: str, scene: Scene
     await send(scene, payload=b'{"a":  "\\u0000", "a": 1e400}', id="one")
     first, second = await begin(scene, WAIT, "first"), await begin(scene, WAIT, "second")
     found = await scene.journal.waiting([(scene.run_id, "first", first), (scene.run_id, "second", second)])
-    assert found[first].event is not None
-    assert (found[first].event.id, found[first].event.payload) == ("one", b'{"a":  "\\u0000", "a": 1e400}')
+    event = found[first].event
+    assert event is not None
+    assert (event.id, event.payload) == ("one", b'{"a":  "\\u0000", "a": 1e400}')
     assert found[second].event is None
     assert isinstance(await take(scene, first, "one", "first"), Recorded)
     # The reply to that was lost: it is the same record.
