@@ -206,7 +206,7 @@ async def test_what_is_not_understood_is_never_taken_for_not_there(dsn: str, sce
     connection = await connect(dsn, name="test")
     try:
         # As a newer version, or a disk, might leave it.
-        for domain in ("step_state", "effect", "finality", "run_status", "bytes_32"):
+        for domain in ("step_state", "step_kind", "effect", "finality", "run_status", "bytes_32"):
             await connection.execute(f"ALTER DOMAIN twiceshy.{domain} DROP CONSTRAINT {domain}_check")
         await connection.execute(statement)
     finally:
