@@ -140,7 +140,7 @@ SDKS = [
     Sdk("requests", "requests", "requests_session.py", stack="urllib3", words="reason"),
     Sdk("aiohttp", "aiohttp", "aiohttp_session.py", words="reason"),
     Sdk("urllib.request", "python", "urllib_request.py", words="reason"),
-    Sdk("urllib3 ProxyManager", "urllib3", "urllib3_proxymanager.py", needs="`ProxyManager` with `HTTPS_PROXY`"),
+    Sdk("urllib3 ProxyManager", "urllib3", "urllib3_proxymanager.py", needs="`ProxyManager`"),
     Sdk("slack_sdk", "slack_sdk", "slack_sync.py", stack="urllib.request"),
     Sdk("slack_sdk, async", "slack_sdk", "slack_async.py", stack="aiohttp"),
     Sdk("twilio", "twilio", "twilio_messages.py", stack="requests"),
@@ -150,7 +150,7 @@ SDKS = [
     Sdk("Node fetch", "node", "node_fetch.cjs", words="reason"),
     Sdk("Node https", "node", "node_https.cjs", words="reason"),
     Sdk("undici request", "undici", "undici_client.cjs", arguments=("own",)),
-    Sdk("undici ProxyAgent", "undici", "undici_client.cjs", arguments=("proxy",)),
+    Sdk("undici ProxyAgent", "undici", "undici_client.cjs", arguments=("proxy",), needs="`ProxyAgent`"),
     Sdk("undici fetch", "undici", "undici_client.cjs", arguments=("fetch",), words="reason"),
     Sdk("openai (npm)", "openai", "node_openai.cjs", OPENAI, stack="fetch"),
     Sdk("@anthropic-ai/sdk", "@anthropic-ai/sdk", "node_anthropic.cjs", ANTHROPIC, stack="fetch"),
@@ -162,7 +162,7 @@ SDKS = [
 #: What goes past the sidecar, and what to do.
 UNREACHED = {
     "`urllib3.PoolManager`": "it reads no proxy variable and goes straight out; use `ProxyManager`",
-    "`aiohttp.ClientSession(trust_env=False)`": "goes straight out; leave it away",
+    "`aiohttp.ClientSession(trust_env=False)`": "goes straight out; leave it out",
     "a dispatcher that a Node program gives undici or `fetch` itself, but `ProxyAgent`": "goes straight out",
 }
 
