@@ -87,12 +87,21 @@ def _line(sdk: Sdk, results: Results) -> str:
     return f"| {sdk.name} | {version} | {sdk.stack or 'itself'} | {sdk.needs} | {killed} | {refused} | {sdk.words} |\n"
 
 
+def dumped(results: Results) -> str:
+    """*results* as JSON, a line for each SDK."""
+    parts = []
+    for test, facts in results.items():
+        lines = [f"  {json.dumps(name)}: {json.dumps(each)}" for name, each in facts.items()]
+        parts.append(f" {json.dumps(test)}: {{\n" + ",\n".join(lines) + "\n }")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
 def main() -> None:
     fresh = {test: found(test) for test in TESTS}
     if not any(fresh.values()):
         sys.exit(f"nothing was found in {FOUND}: run `make check-all ARGS=tests/sdk` first")
     results = merged(load() if RESULTS.exists() else {}, fresh)
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    RESULTS.write_text(dumped(results), "utf-8")
     PAGE.write_text(page(results), "utf-8")
 
 
