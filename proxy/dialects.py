@@ -17,9 +17,9 @@ from proxy.body import media_type, undo
 #: No count of tokens is larger: the journal has 63 bits for it.
 USAGE_MAX = (1 << 63) - 1
 
-# Atomic groups: a CRLF is one line end, never two.
-LINE_END = re.compile(rb"(?>\r\n|\n|\r)")
-BLANK = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
+# A CRLF is one line end, never two.
+LINE_END = re.compile(rb"\r\n|\n|\r(?!\n)")
+BLANK = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}")
 _BOM = b"\xef\xbb\xbf"
 
 

@@ -69,12 +69,15 @@ class _Frame:
     at_member: bool = True  # a string that begins now is the name of a member
 
 
-# Possessive: a text of many escapes is no deep recursion, and what was passed is not looked at again.
-_INSIDE_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
-_BALANCED = rb'(?:[^"{}\[\]]++|"(?:[^"\\]++|\\.)*+")*+'
+# Nothing can be matched in two ways, so that looking back ends at once. Possessive quantifiers would say so, but
+# Python before 3.11.5 matches them wrongly.
+_STRING = rb'[^"\\]*(?:\\.[^"\\]*)*'
+_INSIDE_STRING = re.compile(_STRING, re.DOTALL)
+_PLAIN = rb'[^"{}\[\]]*'
+_BALANCED = _PLAIN + rb'(?:"' + _STRING + rb'"' + _PLAIN + rb")*"
 for _ in range(3):
     # What is nested less deeply is passed in one go: bracket by bracket, a table takes ten times as long.
-    _BALANCED = rb'(?:[^"{}\[\]]++|"(?:[^"\\]++|\\.)*+"|[{\[]' + _BALANCED + rb"[}\]])*+"
+    _BALANCED = _PLAIN + rb'(?:(?:"' + _STRING + rb'"|[{\[]' + _BALANCED + rb"[}\]])" + _PLAIN + rb")*"
 _TO_BRACKET = re.compile(_BALANCED, re.DOTALL)
 _TOKEN = re.compile(rb'[ \t\r\n]+|[{}\[\],:"]|[^ \t\r\n{}\[\],:"]+')
 _SCALAR = re.compile(rb'[^ \t\r\n{}\[\],:"]*')

@@ -94,16 +94,8 @@ def main(order_id: str) -> None:
         say(6, f"mail {json.load(answer)['id']} to {order['customer']}")
 
 
-def given() -> str:
-    """The order that this run is about: a word of the command line, else the run's input."""
-    if len(sys.argv) > 1:
-        return sys.argv[1]
-    with urlopen("http://twiceshy.internal/run") as answer:
-        return str(json.load(answer)["input"]["order"])
-
-
 if __name__ == "__main__":
     try:
-        main(given())
+        main(sys.argv[1] if len(sys.argv) > 1 else "A-1001")
     except HTTPError as error:
         sys.exit(f"{error.url}: {error.code} {error.reason}")
