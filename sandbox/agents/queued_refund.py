@@ -1,6 +1,6 @@
 """The refund agent as a worker starts it: the order is the run's input.
 
-    twiceshy start refund --input '{"order": "A-1001"}'
+twiceshy start refund --input '{"order": "A-1001"}'
 """
 
 import json
