@@ -18,8 +18,8 @@ from proxy.body import media_type, undo
 USAGE_MAX = (1 << 63) - 1
 
 # A CRLF is one line end, never two.
-LINE_END = re.compile(rb"\r\n|\n|\r(?!\n)")
-BLANK = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}")
+LINE_END = re.compile(rb"\r\n?|\n")
+BLANK = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r(?!\n))")
 _BOM = b"\xef\xbb\xbf"
 
 

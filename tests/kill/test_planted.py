@@ -45,7 +45,10 @@ def plant(root: Path) -> None:
     path.write_text(text)
 
 
-@pytest.mark.parametrize("planted", [False, True], ids=["as it is", "intent after send"])
+@pytest.mark.parametrize(
+    "planted",
+    [pytest.param(False, id="as it is", marks=pytest.mark.check_all), pytest.param(True, id="intent after send")],
+)
 def test_an_intent_after_the_send_is_found(dsn: str, planted: bool) -> None:
     with Stage() as stage:
         root = copy(stage.folder / "copy")

@@ -105,6 +105,7 @@ def test_a_sidecar_that_stood_still_past_its_lease_sends_nothing(
     assert [(each.n, each.target) for each in two.received()] == before
 
 
+@pytest.mark.check_all
 def test_an_exchange_of_a_sidecar_that_is_alive_is_waited_for(two: Stack, other: SidecarProcess, run: str) -> None:
     """It draws breath, so its answer is waited for, however long; its lease runs on meanwhile."""
     two.restart(kill=False)
