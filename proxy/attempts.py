@@ -10,6 +10,8 @@ import json
 import logging
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 from uuid import UUID
 from weakref import WeakValueDictionary
@@ -65,6 +67,8 @@ class Run:
         self.hints: list[str] = []  # what a person should know of this attempt
         self.arrived: dict[str, dict[str, int]] = {}  # requests, by host and what became of them
         self.requests = 0  # of this attempt, so that a reset can tell whether anything began since
+        self.coming: set[Door] = set()  # clients whose requests are not understood yet
+        self.turned_away = 0  # of these: so many never were, and may be tried again
         self.owned = rows.owned  # who has its process starts the next attempt, too
         self.tokenless = False
         self.stale = ""  # tokenless: why nobody can say where its process stands, in words
@@ -97,6 +101,22 @@ class Run:
                 exchange.give_up(refusal)
         for passing in list(self.passing):
             passing.cut()
+
+    @contextmanager
+    def understanding(self, door: Door) -> Iterator[None]:
+        """It is being found out what the client at *door* asks for; who fails meanwhile may come again."""
+        self.coming.add(door)
+        try:
+            yield
+        except BaseException:
+            self.turned_away += 1
+            raise
+        finally:
+            self.coming.discard(door)
+
+    def strays(self, beside: Door) -> bool:
+        """The client at *beside* may be one that asked before and was not understood."""
+        return self.turned_away > 0 or any(door.look() for door in self.coming if door is not beside)
 
     def note(self, words: str) -> None:
         """Keep what a person should know of this attempt."""

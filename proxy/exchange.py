@@ -43,6 +43,7 @@ class Arrival:
     retention: float = 0.0  # seconds that the upstream remembers a key, counted from the first sending
     signed: bool = False  # it carries a signature over itself and the time
     kind: Kind = Kind.HTTP
+    strays: bool = False  # others of its attempt came and were not understood, or are not yet: it may be one of those
 
 
 # ---- decisions
@@ -148,14 +149,19 @@ def identify(tape: Tape, arrival: Arrival) -> Step | Beat | Diverged | None:
             return _next(tape, arrival)
     waiting = next((step for step in mine if step.open), None) or next((step for step in mine if step.lost), None)
     attached = next((step for step in mine if step.clients), None)
-    if arrival.again and mine:
+    if arrival.again and mine and waiting is None and not (arrival.strays and _answered_well(mine[-1])):
         # The client that this one takes the place of may not be seen to be gone yet.
-        return waiting or attached or mine[-1]
+        return attached or mine[-1]
     if waiting is not None:
         return waiting
     if attached is not None and arrival.effect.is_effect and not arrival.beaten:
         return Beat()
     return _next(tape, arrival)
+
+
+def _answered_well(step: Step) -> bool:
+    """Nobody tries again what this step was answered with; or it is not answered yet."""
+    return step.last is None or step.last.facts.status < 400
 
 
 def _next(tape: Tape, arrival: Arrival) -> Step | None:

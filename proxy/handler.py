@@ -94,22 +94,17 @@ class Handler:
             if known is not None:
                 known.count(addressed.target, "refused")
             return fault
-        run = await self._admission.of(addressed.named, addressed.target, client.door)
-        if run is None or addressed.named is None:
-            return run if isinstance(run, Refusal) else await self._let_pass(http, addressed, client)
-        if isinstance(run, Refusal):
-            ended = self._attempts.get(addressed.named.run)
-            if ended is not None and ended.refusal is run:
-                ended.count(addressed.target, "refused")
-                await self._attempts.save(ended)  # a stopped run's launcher asks once more, for the tape
-            return run
-        body = await self._read(http, client)
-        if isinstance(body, Refusal):
-            return body
-        request = await self._request(http, addressed, body, client)
-        trusted = await self._attempts.trusted(run)  # the body may have taken its time
-        if isinstance(trusted, Refusal):
-            return trusted
+        known = self._attempts.get(addressed.named.run) if addressed.named is not None else None
+        if known is None or addressed.target.internal:
+            came = await self._come(http, addressed, client)
+        else:
+            with known.understanding(client.door):
+                came = await self._come(http, addressed, client)
+        if came is None:
+            return await self._let_pass(http, addressed, client)
+        if isinstance(came, Refusal):
+            return came
+        run, request = came
         reach("read-whole")
         run.idle_since = time.monotonic()
         if addressed.target.internal:
@@ -125,6 +120,26 @@ class Handler:
             await self._forward(request, client, rule, run)
             return None
         return await self._serve(run, request, rule, addressed, client)
+
+    async def _come(
+        self, http: web.BaseRequest, addressed: Addressed, client: Client
+    ) -> tuple[Run, Request] | Refusal | None:
+        """The request, whole, and the attempt that may ask it; None: it is let pass. Raises DatabaseAway."""
+        run = await self._admission.of(addressed.named, addressed.target, client.door)
+        if run is None or addressed.named is None:
+            return run if isinstance(run, Refusal) else None
+        if isinstance(run, Refusal):
+            ended = self._attempts.get(addressed.named.run)
+            if ended is not None and ended.refusal is run:
+                ended.count(addressed.target, "refused")
+                await self._attempts.save(ended)  # a stopped run's launcher asks once more, for the tape
+            return run
+        body = await self._read(http, client)
+        if isinstance(body, Refusal):
+            return body
+        request = await self._request(http, addressed, body, client)
+        trusted = await self._attempts.trusted(run)  # the body may have taken its time
+        return trusted if isinstance(trusted, Refusal) else (run, request)
 
     async def _own(self, run: Run, request: Request, addressed: Addressed, client: Client) -> Refusal | None:
         """Answer what is asked of the sidecar itself."""

@@ -76,7 +76,8 @@ class Journalled:
         """
         arrival = await self._arrival(run, request, rule, explicit, asked)
         for _ in range(_LOSSES):
-            due = await self._due(run, arrival, client)
+            with run.understanding(client.door):
+                due = await self._due(run, arrival, client)
             # Nothing may be awaited between this decision and its first consequence.
             if due is None or isinstance(due, Refusal):
                 return due
@@ -102,7 +103,7 @@ class Journalled:
             await self._look(run, arrival)
             if run.refusal is not None:
                 return run.refusal
-            decision = self._decide(run, arrival)
+            decision = self._decide(run, replace(arrival, strays=run.strays(client.door)))
             if isinstance(decision, Beat):
                 await asyncio.sleep(_BEAT)
                 arrival = replace(arrival, beaten=True)
@@ -110,6 +111,7 @@ class Journalled:
                 await asyncio.sleep(self._settings.poll)
                 await self._attempts.refresh(run)
                 if client.door.gone:
+                    run.turned_away += 1
                     return None
             else:
                 return decision

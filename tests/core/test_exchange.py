@@ -197,6 +197,28 @@ def test_a_retry_count_means_the_one_that_has_no_answer() -> None:
         assert scene.decide(again) == Join(clients[1].step)
 
 
+def test_a_retry_may_be_one_of_a_request_that_nobody_understood() -> None:
+    """Its first try was held while Postgres was away, say: it has no step, and least of all an answered one."""
+    again = replace(LLM, again=True, strays=True)
+    scene = Scene()
+    scene.call(LLM)
+    assert scene.decide(again) == Send(None, 2, 0)
+    attached = scene.ask(LLM)
+    assert scene.decide(again) == Send(None, 3, 0)
+    attached.hang_up()
+    assert scene.decide(again) == Join(attached.step)
+
+
+def test_a_retry_of_what_failed_is_one_whatever_nobody_understood() -> None:
+    """SDKs try 409 again, which is final: the last again."""
+    scene = Scene()
+    client = scene.ask(LLM)
+    scene.finish(client)
+    step = client.step
+    step.answers[0].facts = replace(step.answers[0].facts, status=409)
+    assert scene.decide(replace(LLM, again=True, strays=True)) == Replay(step, 0)
+
+
 def test_a_retry_count_with_nothing_to_repeat_is_a_first_request() -> None:
     """An agent restarted in the middle of an SDK's retries."""
     scene = Scene()
