@@ -59,7 +59,8 @@ async def claim(arguments: argparse.Namespace) -> int:
             print(json.dumps(told | {"environment": given, "unset": list(REMOVED)}, indent=2))
             return 0
         print(claimed.token)
-        print(f"twiceshy: run {run}, attempt {claimed.n}; what the agent's process needs:", file=sys.stderr)
+        # A comment, so that all of it can be given to a shell.
+        print(f"# twiceshy: run {run}, attempt {claimed.n}; what the process of its agent needs:", file=sys.stderr)
         print("\n".join(exports(given)), file=sys.stderr)
     return 0
 

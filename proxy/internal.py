@@ -19,6 +19,8 @@ from proxy.incoming import Head
 from proxy.message import Request
 from proxy.permits import Permits
 from proxy.refusals import Refusal, ways_out
+from runtime import payload
+from runtime.errors import UsageError
 from runtime.journal import Journal
 
 DOCTOR = f"doctor.{INTERNAL}"
@@ -63,9 +65,9 @@ def _met(run: Run, request: Request) -> bytes:
 
 async def _result(run: Run, body: bytes, attempts: Attempts, journal: Journal) -> bytes | Refusal:
     try:
-        json.loads(body)
-    except ValueError as error:
-        return Refusal("bad-request", f"The result must be JSON: {error}.", run.run_id)
+        payload.read(body, len(body), "the result")
+    except UsageError as error:
+        return Refusal("bad-request", f"{error}. Nothing was taken.", run.run_id)
     if run.stale:
         return Refusal(
             "no-attempt",

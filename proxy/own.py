@@ -119,12 +119,16 @@ def _seconds(name: str, value: Any) -> float:
     return float(value)
 
 
+#: What was before this has passed as well, and years near the first are no business of a database's.
+_LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
+
+
 def _moment(value: Any) -> datetime:
     try:
         moment = datetime.fromisoformat(value)
         if moment.tzinfo is None:
             raise ValueError
-        return moment.astimezone(UTC)
+        return max(moment.astimezone(UTC), _LONG_AGO)
     except (TypeError, ValueError, OverflowError):
         raise UsageError("until: a moment with its offset from UTC, such as 2026-01-31T09:00:00Z") from None
 

@@ -142,20 +142,37 @@ class _CheckedResolver(AbstractResolver):
         await self._inner.close()
 
 
+@dataclass(frozen=True, slots=True)
+class _Sending:
+    """One sending: who has the last word on it, and the clock that runs from its last byte to the answer's head."""
+
+    last_word: Callable[[], None] | None
+    clock: asyncio.Timeout
+    limit: float
+
+    def begin(self) -> None:
+        if self.last_word is not None:
+            self.last_word()
+        self.go_on()
+
+    def go_on(self) -> None:
+        if not self.clock.expired():
+            self.clock.reschedule(asyncio.get_running_loop().time() + self.limit)
+
+
 async def _before_the_first_byte(
     _: object, context: SimpleNamespace, head: aiohttp.TraceRequestHeadersSentParams
 ) -> None:
     """aiohttp calls this when the connection stands, before it writes."""
     reach("before-first-byte")
-    last_word: Callable[[], None] | None = context.trace_request_ctx
-    if last_word is not None:
-        last_word()
+    context.trace_request_ctx.begin()
     if armed("request-written") and head.headers.get("Content-Length", "0") == "0":
         _soon()
 
 
-async def _before_the_body(*_: object) -> None:
-    """And this before it writes the body, with the head."""
+async def _before_the_body(_: object, context: SimpleNamespace, __: object) -> None:
+    """And this before it writes a piece of the body, with the head."""
+    context.trace_request_ctx.go_on()
     if armed("request-written"):
         _soon()
 
@@ -239,22 +256,22 @@ class Upstream:
         """
         self.check(request)
         session = self._session(f"{run}\n" if fresh else run, fresh=fresh)
+        limit = self._settings.first_byte_timeout
         try:
-            async with asyncio.timeout(self._settings.connect_timeout + self._settings.first_byte_timeout):
+            async with asyncio.timeout(self._settings.connect_timeout + limit) as clock:
                 response = await session.request(
                     request.method,
                     URL(request.url, encoded=True),
                     headers=self._headers(request),
                     data=request.body or None,
                     allow_redirects=False,
-                    trace_request_ctx=last_word,
+                    trace_request_ctx=_Sending(last_word, clock, limit),
                 )
         except aiohttp.ClientConnectorError as error:
             raise NotSent(_why(error, request.host, request.port)) from error
         except (aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL) as error:
             raise NotSent(str(error) or f"no connection in {self._settings.connect_timeout:g} s") from error
         except TimeoutError as error:
-            limit = self._settings.first_byte_timeout
             raise Silent(f"no answer within {limit:g} s (first_byte_timeout)") from error
         except Interrupted:
             raise

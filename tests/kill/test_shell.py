@@ -223,7 +223,7 @@ def test_a_claim_prints_its_token_and_holds_the_run(given: dict[str, str], sandb
     token = (tmp_path / "token").read_text()
     assert re.fullmatch(r"[A-Za-z0-9_-]{43}\n", token)
     first, *lines = (tmp_path / "words").read_text().splitlines()
-    assert first == "twiceshy: run r1, attempt 1; what the agent's process needs:"
+    assert first == "# twiceshy: run r1, attempt 1; what the process of its agent needs:"
     address = rf"'http://r1:{token.strip()}@127\.0\.0\.1:\d+'"
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
         assert any(re.fullmatch(f"export {name}={address}", line) for line in lines), lines

@@ -146,3 +146,13 @@ def test_a_result_ends_what_no_launcher_watches(shared: Stack, run: str) -> None
     assert shared.fetch("SELECT result FROM twiceshy.run WHERE id = $1", run) == [(b'{"n": 3}',)]
     assert alone.ask("POST", shared.url("/orders"), order(2)).error == "not-running"
     assert len(shared.effects()) == 1
+
+
+@pytest.mark.parametrize(
+    "body", ["NaN", "[" * 3000 + "]" * 3000, "[" * 100000, "", "\ud800".encode("utf-8", "surrogatepass")]
+)
+def test_a_result_that_is_no_json_is_refused(shared: Stack, run: str, body: str | bytes) -> None:
+    attempt = shared.claim(run)
+    reply = attempt.ask("PUT", "http://twiceshy.internal/result", body)
+    assert (reply.status, reply.error) == (400, "bad-request")
+    assert shared.fetch("SELECT result FROM twiceshy.run WHERE id = $1", run)[0]["result"] is None
