@@ -35,9 +35,15 @@ def lay_out(folder: Path) -> environment.Kit:
     return environment.Kit(site, site / "preload.cjs", ca / CERTIFICATE, ca / BUNDLE)
 
 
+def _files(base: Path) -> list[Path]:
+    return [*base.glob("*.*")] if base == SITE else [*base.rglob("*.py")]
+
+
 def _digest() -> str:
     """Names the content of what is copied."""
     digest = hashlib.sha256()
-    for path in sorted([*SITE.glob("*.*"), *LIBRARY.rglob("*.py")]):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    # By their places in it, for the library may be found in a kit: twiceshy can be started by an agent.
+    files = {path.relative_to(base).as_posix(): path for base in (SITE, LIBRARY) for path in _files(base)}
+    for name in sorted(files):
+        digest.update(name.encode() + b"\0" + files[name].read_bytes())
     return digest.hexdigest()[:12]

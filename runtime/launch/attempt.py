@@ -215,7 +215,8 @@ def check(command: Sequence[str], verb: str = "run", folder: str = "") -> None:
 
     if not command:
         raise UsageError(f"no command: twiceshy {verb} [options] -- COMMAND…")
-    program = str(Path(folder) / command[0]) if "/" in command[0] else command[0]
+    # Not by Path, which makes "./agent" a name to be looked for in PATH.
+    program = os.path.join(folder, command[0]) if "/" in command[0] else command[0]  # noqa: PTH118
     if shutil.which(program) is None:
         with contextlib.suppress(OSError):
             if Path(program).is_file():

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from proxy import kit
-from sandbox.client import Sandbox
+from sandbox.client import PROJECT, Sandbox
 from tests.conftest import _still_keeping, fresh_database, scratch
 from tests.kill.launchers import Bench, World, until
 
@@ -297,3 +297,33 @@ def test_the_kit_is_laid_out_once_and_is_for_others_to_read(tmp_path: Path) -> N
     assert [path.name for path in (tmp_path / "site").iterdir()] == [first.site.name]
     for path in (first.site, first.preload, first.ca, first.bundle, first.site / "sitecustomize.py"):
         assert path.stat().st_mode & 0o004, path
+
+
+def test_two_kits_on_one_path_do_not_call_each_other(bench: Bench, tmp_path: Path) -> None:
+    """As in a shell that an older version set up, or by another state folder."""
+    (tmp_path / "other").mkdir()
+    other = kit.lay_out(tmp_path / "other").site
+    bench.agent("import ssl\norder()")
+    script = f'PYTHONPATH="$PYTHONPATH:{other}:$PYTHONPATH" exec "$@"'
+    code, _, err = bench.run("sh", "-c", script, "sh", *bench.command)
+    assert code == 0, err
+    assert "Error" not in err
+    assert bench.made("orders") == 1
+
+
+def test_a_kit_is_the_same_whoever_lays_it_out(bench: Bench, tmp_path: Path) -> None:
+    """Also a twiceshy that finds the library in a kit, because an agent started it."""
+    made = kit.lay_out(tmp_path)
+    script = f"from pathlib import Path; from proxy import kit; print(kit.lay_out(Path({str(tmp_path)!r})).site)"
+    command = [sys.executable, "-c", script]
+    environment = bench.world.environment | {"PYTHONPATH": f"{made.site}:{PROJECT}"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(made.site)
+
+
+def test_a_command_beside_one(bench: Bench) -> None:
+    bench.agent("order()")
+    (bench.folder / "start.sh").write_text(f"#!/bin/sh\nexec {sys.executable} {bench.program}\n")
+    (bench.folder / "start.sh").chmod(0o755)
+    code, _, err = bench.run("./start.sh")
+    assert code == 0, err

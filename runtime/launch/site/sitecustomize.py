@@ -118,9 +118,12 @@ def _write_down(path):
 
 def _run_the_other():
     """A virtual environment or the distribution may have a sitecustomize of its own: it is hidden by this one."""
-    here = os.path.dirname(os.path.abspath(__file__))
+    here, hidden = os.path.dirname(os.path.abspath(__file__)), False
     for folder in sys.path:
         if os.path.abspath(folder or ".") == here:
+            hidden = True  # what stands before this one ran already: it may be another copy of it, which led here
+            continue
+        if not hidden:
             continue
         path = os.path.join(folder, "sitecustomize.py")
         if os.path.isfile(path):
