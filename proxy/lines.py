@@ -38,7 +38,7 @@ class Line:
         self._watchers: set[asyncio.Event] = set()
         self._received = 0
         self._believed = False
-        self._left = 0  # bytes that were unacknowledged when the client went
+        self._left = 0  # bytes that were unacknowledged when the client went, or written after that
         self._fd = -1
 
     # ---- what is written
@@ -58,6 +58,8 @@ class Line:
         if not self.gone and self.transport is not None:
             self.written += len(data)
             self.transport.write(data)
+        else:
+            self._left += len(data)  # nobody will ever acknowledge it
 
     def abort(self, *, reset: bool = False) -> None:
         """Cut the connection so that the client sees its answer cut, never as complete.
@@ -82,7 +84,7 @@ class Line:
         return self.gone
 
     def unacknowledged(self) -> int:
-        """How many written bytes the client's kernel has not acknowledged, or had not when the client went."""
+        """How many bytes meant for the client its kernel has not acknowledged, or had not when the client went."""
         if self.gone or self.transport is None:
             return self._left
         try:
