@@ -104,6 +104,8 @@ class Demo:
             SANDBOX_URL=sandbox.url,
         )
         self._refund_is_made(sandbox, launcher)
+        # The one that made the database, under other settings, may not have ended yet.
+        self.stage.wait_until(lambda: len(self.stage.running(self.home, *SIDECAR)) == 1, "one sidecar is left")
         agent, sidecar = self.stage.find(sandbox.url, *AGENT), self.stage.find(self.home, *SIDECAR)
         kill(agent)
         kill(sidecar)
