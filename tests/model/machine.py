@@ -153,9 +153,10 @@ class Machine(RuleBasedStateMachine):
     def _ask(self, attempt: Attempt, place: int, ask: Ask, *, reads: bool = True) -> None:
         """What the program says at *place*, or (where that has not been written) *ask*."""
         if place == len(attempt.program):
+            ask = ask if reads else replace(ask, name="big")
             if any(call.ask.like(ask) for call in attempt.waiting()):
                 return
-            attempt.program.append(ask if reads else replace(ask, name="big"))
+            attempt.program.append(ask)
         # Of a short answer the kernel has all, whether or not its program ever reads it.
         self.scene.ask(attempt, place, reads=reads or attempt.program[place].name != "big")
 
