@@ -156,11 +156,11 @@ def _paint(text: str, how: str | None, colour: bool) -> str:
 
 
 def _shown(attempts: Sequence[AttemptLine], room: int) -> list[AttemptLine | None]:
-    """The attempts that fit: the first ones and the last ones, None where some are left out."""
+    """At most *room* (two or more) columns: the first and the last attempts, None where some are left out."""
     if len(attempts) <= room:
         return list(attempts)
-    head = max(1, (room - 1) // 3)
-    tail = max(1, room - 1 - head)
+    head = max(1, (room - 1) // 3) if room > 2 else 0
+    tail = room - 1 - head
     return [*attempts[:head], None, *attempts[-tail:]]
 
 

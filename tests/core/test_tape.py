@@ -93,6 +93,12 @@ def test_many_attempts_are_left_out_in_the_middle() -> None:
     assert head[-1] == "50"
 
 
+def test_where_two_columns_fit_there_are_two() -> None:
+    many = Tape("r", RunStatus.DONE, attempts=[AttemptLine(n, "died") for n in range(1, 4)],
+                steps=[step(n, 3, state=State.SENT, url="http://h/" + "0" * 40) for n in range(1, 11)])  # fmt: skip
+    assert picture(many, width=90).splitlines()[2].split() == ["attempt", "…", "3"]
+
+
 words = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), min_size=1, max_size=90)
 tapes = st.builds(
     Tape,
