@@ -91,6 +91,7 @@ class Watcher:
         self._told: list[Told] = []
         self._listeners: set[Address] = set()
         self._datagrams: set[tuple[int, Address]] = set()  # sockets that were connected so a beat ago
+        self._owners: dict[int, int] = {}  # connected socket -> the process that was first seen with it
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watcher", daemon=True)
         #: Processes whose sockets may not be looked at.
@@ -238,6 +239,8 @@ class Watcher:
             ports = {each.port for each in self._listeners}
             for pid, inodes in owners.items():
                 for inode in inodes & streams.keys():
+                    if self._owners.setdefault(inode, pid) != pid:
+                        continue  # it was inherited: between fork and exec every child has all that its parent has
                     to = streams[inode].remote
                     if to is not None and streams[inode].local.port not in ports:  # else it came from there
                         self._note(pid, Transport.TCP, to, inode=inode)

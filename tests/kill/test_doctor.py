@@ -236,6 +236,26 @@ asyncio.run(main())
 
 @pytest.mark.check_all
 @pytest.mark.parametrize("way", WAYS)
+def test_what_a_child_inherits_is_no_connection_of_its_own(bench: Bench, way: tuple[str, ...]) -> None:
+    bench.agent("""
+import os, socket, subprocess
+with socket.create_connection(("127.0.0.1", int(URL.rpartition(":")[2]))):
+    if not os.fork(): until("seen"), os._exit(0)
+    until("seen")
+os.wait()
+""")
+    under_way = Examined(bench, way, bench.command)
+    under_way.until_said("past the sidecar")
+    watched = len(bench.agents())
+    assert watched == 2 + (STRACE is not None and not way)
+    bench.touch("seen")
+    code, found = under_way.result()
+    assert code == 1, found
+    assert [each["cause"] for each in found["past"]] == ["a raw socket"]
+
+
+@pytest.mark.check_all
+@pytest.mark.parametrize("way", WAYS)
 def test_an_environment_that_was_replaced(bench: Bench, way: tuple[str, ...]) -> None:
     bench.sandbox.fault(match={"path": "/pantry"}, hold="one")
     bench.agent("import ssl; ssl._create_default_https_context = ssl._create_unverified_context\n"
