@@ -229,6 +229,7 @@ class StepRow:
     place: int
     first_sent_at: datetime
     answers: list[AnswerRow] = field(default_factory=list)
+    tries: int = 1  # of a local step: how many permits were given
     #: False: ``facts.request_body`` is large, was left in the database, and b"" stands for it. Never so for a
     #: step that may be sent again.
     request_loaded: bool = True

@@ -103,17 +103,32 @@ class Journal:
         return await self.ask(work)
 
     async def renew(self, fences: list[Fence], *, extend: bool) -> dict[str, Bound | Fenced | Stopped]:
-        """Where the run of each fence stands, by run; *extend*: leases of fences that hold last longer."""
+        """Where the run of each fence stands, by run; *extend*: leases of fences that hold last longer.
 
-        async def work(connection: Connection) -> dict[str, Bound | Fenced | Stopped]:
-            if extend:
-                columns = [[getattr(fence, name) for fence in fences] for name in ("run_id", "token_hash", "sidecar")]
-                await connection.execute(sql("extend"), *columns, self._settings.lease)
-            found = await connection.fetch(sql("fences"), [fence.run_id for fence in fences])
-            by_run = {row["id"]: row for row in found}
-            return {fence.run_id: _standing(by_run.get(fence.run_id), fence) for fence in fences}
+        A run that somebody has locked keeps what is left of its lease: an agent's own transaction (record_step) must
+        not hold up the others. Where it was one of our own batches, the run is free a moment later.
+        """
+        found: dict[str, Bound | Fenced | Stopped] = {}
+        left = fences
+        for pause in (*runs.LOCKED_PAUSES, None):
+            extended = await self._extend(left) if extend and left else set()
+            found |= await self._standings(left) if left else {}
+            left = [fence for fence in left if isinstance(found[fence.run_id], Bound) and fence.run_id not in extended]
+            if not (extend and left) or pause is None:
+                break
+            await asyncio.sleep(pause)
+        return found
 
-        return await self.ask(work) if fences else {}
+    async def _extend(self, fences: list[Fence]) -> set[str]:
+        """Make leases last longer; the runs whose leases do."""
+        columns = [[getattr(fence, name) for fence in fences] for name in ("run_id", "token_hash", "sidecar")]
+        lasting = await self.ask(lambda connection: connection.fetch(sql("extend"), *columns, self._settings.lease))
+        return {row["id"] for row in lasting}
+
+    async def _standings(self, fences: list[Fence]) -> dict[str, Bound | Fenced | Stopped]:
+        names = [fence.run_id for fence in fences]
+        by_run = {row["id"]: row for row in await self.ask(lambda connection: connection.fetch(sql("fences"), names))}
+        return {fence.run_id: _standing(by_run.get(fence.run_id), fence) for fence in fences}
 
     async def load(self, run_id: str) -> TapeRows | None:
         """The run's index, in one snapshot; None: no such run. Raises Unreadable for what is not understood."""

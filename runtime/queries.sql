@@ -52,16 +52,16 @@ SELECT u.id, u.token_hash, u.status, u.sidecar, u.stop_step, u.stop_message, u.a
        extract(epoch FROM u.lease_expires_at - twiceshy.now())::float8 AS lease_left
 FROM twiceshy.run u WHERE u.id = ANY($1::text[]);
 
--- extend: the leases whose fences hold last longer; locked in the order of ids, as in write
+-- extend: the leases whose fences hold last longer; a run that somebody has locked is left out
 WITH held AS MATERIALIZED (
     SELECT u.id
     FROM unnest($1::text[], $2::bytea[], $3::text[]) f (id, token_hash, sidecar)
     JOIN twiceshy.run u ON u.id = f.id COLLATE "C"
     WHERE u.token_hash = f.token_hash AND u.status = 'running' AND u.sidecar = f.sidecar
-    ORDER BY u.id FOR NO KEY UPDATE OF u
+    ORDER BY u.id FOR NO KEY UPDATE OF u SKIP LOCKED
 )
 UPDATE twiceshy.run u SET lease_expires_at = twiceshy.now() + make_interval(secs => $4)
-FROM held h WHERE u.id = h.id;
+FROM held h WHERE u.id = h.id RETURNING u.id;
 
 -- load_run: a run as its sidecar needs it
 SELECT u.uuid, u.attempt, u.token_hash, u.status, u.stop_step, u.stop_message, u.sidecar,
@@ -77,7 +77,7 @@ FROM twiceshy.run u WHERE u.id = $1;
 -- load_steps: its steps, first bytes up to $2 bytes, and until when the sidecars that have exchanges live
 SELECT s.key, s.begun, s.attempt, s.kind, s.effect, s.state, s.explicit, s.fingerprint, s.occurrence, s.secondary,
        s.method, s.url, s.exchange, s.sidecar, s.place, s.wire_key, s.request_head, s.rules, s.begun_at, s.subject,
-       s.deadline,
+       s.deadline, s.tries,
        CASE WHEN s.state <> 'answered' OR octet_length(s.request_body) <= $2 THEN s.request_body END AS request_body,
        CASE WHEN s.state = 'sent' THEN (
            SELECT c.expires_at FROM twiceshy.sidecar c WHERE c.id = s.sidecar AND c.ended_at IS NULL
@@ -177,9 +177,12 @@ SET status = 'running', attempt = $2, token_hash = $3, sidecar = NULL, barren = 
     changed_at = twiceshy.now()
 WHERE u.id = $1;
 
--- renew_run: the lease lasts longer, while the run is running under this token
+-- renew_run: the lease lasts longer, while the run is running under this token; none: it is not, or somebody has it locked
 UPDATE twiceshy.run u SET lease_expires_at = twiceshy.now() + make_interval(secs => $3)
-WHERE u.id = $1 AND u.token_hash = $2 AND u.status = 'running';
+WHERE u.id = (
+    SELECT r.id FROM twiceshy.run r WHERE r.id = $1 AND r.token_hash = $2 AND r.status = 'running'
+    FOR NO KEY UPDATE SKIP LOCKED
+) RETURNING u.id;
 
 -- standing: how the run of this token stands
 SELECT u.status FROM twiceshy.run u WHERE u.id = $1 AND u.token_hash = $2;

@@ -227,6 +227,7 @@ def step_row(run_id: str, row: Row, *, sidecar_dead: bool) -> StepRow:
         sidecar_dead=sidecar_dead,
         place=row["place"],
         first_sent_at=row["begun_at"],
+        tries=row["tries"],
         request_loaded=body is not None,
     )
 

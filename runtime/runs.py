@@ -50,6 +50,8 @@ T = TypeVar("T")
 
 #: How an ambiguous step is settled.
 How = Literal["assume_done", "send_again"]
+#: Between two tries to prolong a lease whose run somebody has locked, in seconds.
+LOCKED_PAUSES = (0.02, 0.05, 0.1)
 #: Kinds of attempt whose token is handed out: from then on a request without one is refused.
 TOKENED = (*leases.LAUNCHED, "claim")
 
@@ -162,11 +164,23 @@ async def claim_silent(
     return await claim(connection, run_id, **claimed)
 
 
-@in_transaction
 async def renew(connection: Connection, run_id: str, token_hash: bytes, lease: float) -> RunStatus | None:
-    """Prolong the lease while the run is running. How the run stands; None: another attempt has it."""
-    await connection.execute(sql("renew_run"), run_id, token_hash, lease)
-    return await _standing(connection, run_id, token_hash)
+    """Prolong the lease while the run is running. How the run stands; None: another attempt has it.
+
+    Where somebody has the run locked, which an agent's own transaction may do for a while, the lease stays as it is.
+    """
+    for pause in (*LOCKED_PAUSES, None):
+        renewed, status = await _renew(connection, run_id, token_hash, lease)
+        if renewed or pause is None or status is not RunStatus.RUNNING:
+            break
+        await asyncio.sleep(pause)
+    return status
+
+
+@in_transaction
+async def _renew(connection: Connection, run_id: str, token_hash: bytes, lease: float) -> tuple[bool, RunStatus | None]:
+    renewed = await connection.fetchval(sql("renew_run"), run_id, token_hash, lease)
+    return renewed is not None, await _standing(connection, run_id, token_hash)
 
 
 @in_transaction
