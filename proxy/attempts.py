@@ -66,7 +66,7 @@ class Run:
         self.outdated = False  # another process moved a step: the journal must be read again
         self.hints: list[str] = []  # what a person should know of this attempt
         self.arrived: dict[str, dict[str, int]] = {}  # requests, by host and what became of them
-        self.requests = 0  # of this attempt, so that a reset can tell whether anything began since
+        self.delivered: set[Door] = set()  # clients that had their answers, and nothing has begun since
         self.coming: set[Door] = set()  # clients whose requests are not understood yet
         self.turned_away = 0  # of these: so many never were, and may be tried again
         self.owned = rows.owned  # who has its process starts the next attempt, too

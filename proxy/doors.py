@@ -112,7 +112,6 @@ class Door(Line, asyncio.Protocol):
         self._waits = False  # nobody knows yet whether this tunnel is opened
         self._past: asyncio.StreamReader | None = None  # takes what the client sends, past aiohttp
         self._half_closed = False  # of such a client: it has said all, and may still listen
-        self.on_reset: Callable[[], None] | None = None  # called once when the client resets the connection
         self.on_unused: Callable[[], None] | None = None  # called when a tunnel's TLS ends and nothing ever came
         self.peer: tuple[str, int] | None = None
         self.local: tuple[str, int] | None = None
@@ -242,7 +241,10 @@ class Door(Line, asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._house.doors.discard(self)
-        self.reset = self.reset or isinstance(exc, OSError)
+        if isinstance(exc, OSError):
+            self._was_reset()
+        self.look()  # a reset may have followed a FIN, or what ends TLS
+        self.on_reset = None
         self._end()
         if self._under is not None and self._fd >= 0:
             os.close(self._fd)
@@ -256,9 +258,6 @@ class Door(Line, asyncio.Protocol):
             self._past.feed_eof()
         if self._inner is not None:
             self._inner.connection_lost(exc)
-        on_reset, self.on_reset = self.on_reset, None
-        if self.reset and on_reset is not None:
-            on_reset()
 
     def pause_writing(self) -> None:
         self._paused = True
@@ -310,6 +309,7 @@ class Door(Line, asyncio.Protocol):
         """Nothing more will be written; what was goes out first."""
         if self.transport is not None and not self.transport.is_closing():
             if self._under is None:
+                self._said_all = True
                 self.transport.write_eof()
             else:
                 self.transport.close()

@@ -29,6 +29,7 @@ from proxy.exchange import (
     decide,
     is_repeat,
 )
+from proxy.lines import Unheard
 from proxy.mcp import Call
 from proxy.message import Request
 from proxy.own import Asked
@@ -81,7 +82,7 @@ class Journalled:
             # Nothing may be awaited between this decision and its first consequence.
             if due is None or isinstance(due, Refusal):
                 return due
-            run.requests += 1
+            run.delivered.clear()
             if isinstance(due, Replay):
                 return await self._replay(run, due, rule, arrival, client)
             if isinstance(due, Send | Join):
@@ -136,7 +137,12 @@ class Journalled:
         )
 
     async def _look(self, run: Run, arrival: Arrival) -> None:
-        """See which clients of equal requests are gone, or have their answer, before deciding on the next."""
+        """See which clients of equal requests are gone, or have their answer, before deciding on the next.
+
+        And whether one that had its answer has reset its connection, so that it did not.
+        """
+        for door in list(run.delivered):
+            door.look()
         for _ in range(_TURNS):
             pending = False
             for door, step in run.serving.items():
@@ -163,13 +169,15 @@ class Journalled:
         delivered = False
         try:
             extra = ((b"Twiceshy-Replayed", b"true"), _step_header(step))
-            body, asked = await self._body(run, step, row), await self._asked(run, step, client)
+            body, asked = await self._body(run, step, row, client), await self._asked(run, step, client)
             delivered = await relay.replay(client, row, body, extra, asked)
+        except Unheard:
+            pass
         finally:
             self._delivered(run, step, due.n, client.door, delivered and not _undone(client.door, rule), rule)
         return None
 
-    async def _body(self, run: Run, step: Step, row: AnswerRow) -> AsyncIterator[bytes] | bytes:
+    async def _body(self, run: Run, step: Step, row: AnswerRow, client: Client) -> AsyncIterator[bytes] | bytes:
         facts = row.facts
         if facts.body is not None:
             return facts.body
@@ -177,13 +185,13 @@ class Journalled:
             return self._shell.journal.parts(run.run_id, facts.body_id)
         if facts.size == 0:
             return b""
-        return await self._shell.journal.small_body(run.run_id, step.key, row.n)
+        return await client.door.heard(self._shell.journal.small_body(run.run_id, step.key, row.n))
 
     async def _asked(self, run: Run, step: Step, client: Client) -> Call | None:
         """The call that *step* was made by, where its names must be known to put others in their place."""
         if client.call is None or not client.call.batch:
             return None
-        body = await self._first_body(run, step)
+        body = await client.door.heard(self._first_body(run, step))
         return mcp.call(step.facts.method, (), body)
 
     async def _exchange(
@@ -222,8 +230,11 @@ class Journalled:
         given: Given | Refusal = Given.UNHEARD
         try:
             given = await self.permits.give(run, due, step, client)
+        except Unheard:
+            pass
         finally:
-            self._delivered(run, step, step.place, client.door, given is Given.DELIVERED, rule)
+            delivered = given is Given.DELIVERED and not _undone(client.door, rule)
+            self._delivered(run, step, step.place, client.door, delivered, rule)
         return given if isinstance(given, Refusal) else given is Given.LOST
 
     def _note_elsewhere(self, run: Run, request: Request, rule: Rule, exchange: Exchange) -> None:
@@ -330,12 +341,13 @@ class Journalled:
         run.idle_since = time.monotonic()
         if not delivered or rule.ending is not None:
             return
-        at, until, tape = run.requests, time.monotonic() + _RESET_WINDOW, run.tape
+        until, tape = time.monotonic() + _RESET_WINDOW, run.tape
 
         def undo() -> None:
-            if run.requests == at and time.monotonic() < until:
+            if door in run.delivered and time.monotonic() < until:
                 tape.undeliver(step, n)
 
+        run.delivered.add(door)
         door.on_reset = undo
 
     async def _stop(self, run: Run, due: Ambiguous | Diverged | NoAttempt, request: Request) -> Refusal | None:
@@ -388,6 +400,7 @@ async def read_apart(request: Request, work: Callable[[], T]) -> T:
 
 def _undone(door: Door, rule: Rule) -> bool:
     """The client reset the connection. SDKs stop reading at a terminal event and close: that undoes nothing."""
+    door.look()
     return door.reset and rule.ending is None
 
 

@@ -10,8 +10,10 @@ import select
 import socket
 import struct
 import termios
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
+T = TypeVar("T")
 #: Polling for acknowledgement: seconds, doubled up to the last.
 _POLL_FIRST, _POLL_LAST = 0.001, 0.1
 
@@ -24,6 +26,10 @@ def cut(transport: asyncio.WriteTransport, *, reset: bool) -> None:
     transport.abort()
 
 
+class Unheard(Exception):
+    """The client has gone while its answer was still to be found."""
+
+
 class Line:
     """A client's connection, as far as it is written to. ``proxy.doors`` makes it a protocol, and tells of events."""
 
@@ -31,6 +37,7 @@ class Line:
         self.transport: asyncio.Transport | None = None
         self.gone = False  # FIN, reset, or aborted by us
         self.reset = False
+        self.on_reset: Callable[[], None] | None = None  # called once when it is seen that the client reset it
         self.written = 0  # bytes, over all answers
         self.answered = False  # the end of the answer under way is written, its acknowledgement is awaited
         self._under: asyncio.Transport | None = None  # the connection that carries the TLS of this one
@@ -38,6 +45,7 @@ class Line:
         self._watchers: set[asyncio.Event] = set()
         self._received = 0
         self._believed = False
+        self._said_all = False  # our half of the connection was ended
         self._left = 0  # bytes that were unacknowledged when the client went, or written after that
         self._fd = -1
 
@@ -73,13 +81,16 @@ class Line:
     # ---- what is known of the client
 
     def look(self) -> bool:
-        """Peek for a FIN or reset that the loop has not seen yet; True if the client is gone."""
-        if not self.gone and self._fd >= 0 and self.transport is not None:
+        """Peek for a FIN or reset that the loop has not seen, or not told of yet; True if the client is gone."""
+        if not self.reset and self._fd >= 0 and self.transport is not None:
             poll = select.poll()
             poll.register(self._fd, select.POLLRDHUP)
             for _, bits in poll.poll(0):
+                # The loop takes the error when it reads, and tells of it some turns later (inside TLS). Until then
+                # both halves are over, which nothing but a reset does while ours is not.
+                if bits & select.POLLERR or (bits & select.POLLHUP and not self._said_all):
+                    self._was_reset()
                 if bits & (select.POLLRDHUP | select.POLLHUP | select.POLLERR):
-                    self.reset = self.reset or bool(bits & select.POLLERR)
                     self._end()
         return self.gone
 
@@ -132,6 +143,21 @@ class Line:
         finally:
             self.answered = False
 
+    async def heard(self, work: Awaitable[T]) -> T:
+        """What *work* brings. Where the client goes before that, *work* is cancelled: raises Unheard.
+
+        Who has gone must not seem to be attached for as long as a database takes: its retry would be another step.
+        """
+        working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(self._until(lambda: self.gone))
+        try:
+            await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise Unheard
+            return working.result()
+        finally:
+            working.cancel()
+            leaving.cancel()
+
     async def room(self) -> None:
         """Wait until more may be written, or the client is gone."""
         await self._until(lambda: self.writable or self.gone)
@@ -140,6 +166,12 @@ class Line:
         """The client asks for something again elsewhere and has not closed this connection: it has its answer."""
         self._believed = True
         self._wake()
+
+    def _was_reset(self) -> None:
+        self.reset = True
+        on_reset, self.on_reset = self.on_reset, None
+        if on_reset is not None:
+            on_reset()
 
     def _end(self) -> None:
         if not self.gone:

@@ -50,14 +50,17 @@ class Permits:
     # ---- permits
 
     async def give(self, run: Run, due: Send | Join, step: Step, client: Client) -> Given | Refusal:
-        """Begin *step*, if it is not, and give its permit. Nothing is awaited before it is marked as begun."""
+        """Begin *step*, if it is not, and give its permit. Nothing is awaited before it is marked as begun.
+
+        Raises Unheard.
+        """
         if isinstance(due, Send):
             before, exchange = step.exchange, uuid4()
             step.where, step.place, step.exchange = Where.HERE, due.place, exchange
             self._begun[exchange] = asyncio.ensure_future(self._begin(run, due, step, before))
         exchange_here = step.exchange
         task = None if exchange_here is None else self._begun.get(exchange_here)
-        refusal = None if task is None else await asyncio.shield(task)
+        refusal = None if task is None else await client.door.heard(asyncio.shield(task))
         if refusal is not None:
             return refusal
         if step.state is not State.SENT or step.exchange != exchange_here:
@@ -65,7 +68,9 @@ class Permits:
         key = keys.derive(self._secret, run.uuid, step.key)
         address = f"http://{INTERNAL}/steps/{quote(step.key, safe='')}"
         body = json.dumps({"step": step.key, "idempotency_key": key, "finish": address}).encode("ascii")
-        said = await self._journal.progress(run.run_id, step.key) if step.begun <= run.tape.since else None
+        said = None
+        if step.begun <= run.tape.since:
+            said = await client.door.heard(self._journal.progress(run.run_id, step.key))
         if said is not None:  # an object of one member, as it was written
             body = body[:-1] + b", " + said.strip()[1:-1] + b"}"
         headers = ((b"Content-Type", b"application/json"), (b"Twiceshy-Step", step.key.encode("latin-1")))

@@ -87,7 +87,7 @@ async def give(client: Client, head: Head, body: bytes) -> bool:
 async def replay(
     client: Client, row: AnswerRow, body: AsyncIterator[bytes] | bytes, extra: Headers, asked: Call | None = None
 ) -> bool:
-    """Give a recorded answer, byte for byte; True when it was delivered whole (a cut one: as cut).
+    """Give a recorded answer, byte for byte; True when it was delivered whole (a cut one: as cut). Raises Unheard.
 
     *asked*: the call that it was made for, if that is known.
     """
@@ -113,7 +113,7 @@ async def replay(
             out += wire.piece(body, kind)
     else:
         # The head goes out with the first piece: while that cannot be read, there is still a refusal to give.
-        async for data in body:
+        while (data := await door.heard(anext(body, None))) is not None:
             for offset in range(0, len(data), client.buffer):
                 door.write(out + wire.piece(data[offset : offset + client.buffer], kind))
                 out = b""

@@ -9,6 +9,7 @@ import base64
 import contextlib
 import json
 import os
+import signal
 import socket
 import struct
 import threading
@@ -18,7 +19,7 @@ from typing import Self
 
 import asyncpg
 
-from tests.stack import Attempt, Stack
+from tests.stack import Attempt, SidecarProcess, Stack
 
 PATIENCE = 20.0
 #: A small answer of an upstream.
@@ -129,6 +130,10 @@ class Wire:
             return True
         return False
 
+    def wait_for_bytes(self) -> None:
+        """Wait until something has come, and leave it unread."""
+        assert self.sock.recv(1, socket.MSG_PEEK)
+
     def close(self) -> None:
         self.sock.close()
 
@@ -205,6 +210,24 @@ def connections(stack: Stack, origin: Origin) -> int:
     return found
 
 
+def looked_at(attempt: Attempt) -> None:
+    """Give the sidecar the time in which it looks whether answers were acknowledged, without a step of *attempt*."""
+    for _ in range(50):
+        attempt.report()
+
+
+@contextlib.contextmanager
+def stopped(sidecar: SidecarProcess) -> Iterator[None]:
+    """What happens meanwhile, *sidecar* finds all at once."""
+    pid = sidecar.process.pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
 def credentials(attempt: Attempt) -> bytes:
     pair = f"{attempt.run}:{attempt.token or 'none'}".encode()
     return b"Proxy-Authorization: Basic " + base64.b64encode(pair)
@@ -251,9 +274,12 @@ def unchunked(data: bytes) -> tuple[bytes, bool]:
 
 
 @contextlib.contextmanager
-def locked(dsn: str, run: str) -> Iterator["Lock"]:
-    """The row of *run* is locked by another transaction: nothing of the run can be committed until ``release``."""
-    lock = Lock(dsn, run)
+def locked(dsn: str, run: str, tables: str = "") -> Iterator["Lock"]:
+    """The row of *run* is locked by another transaction: nothing of the run can be committed until ``release``.
+
+    *tables*: these are locked instead, for readers too.
+    """
+    lock = Lock(dsn, run, tables)
     try:
         yield lock
     finally:
@@ -261,11 +287,12 @@ def locked(dsn: str, run: str) -> Iterator["Lock"]:
 
 
 class Lock:
-    """A transaction that holds a run's row, and a look at who waits for it."""
+    """A transaction that holds a run's row or some tables, and a look at who waits for it."""
 
-    def __init__(self, dsn: str, run: str) -> None:
+    def __init__(self, dsn: str, run: str, tables: str = "") -> None:
         self._dsn = dsn
         self._run = run
+        self._tables = tables
         self._held = threading.Event()
         self._released = threading.Event()
         self._ask = threading.Event()
@@ -287,7 +314,10 @@ class Lock:
             raise
         try:
             async with connection.transaction():
-                await connection.execute("SELECT FROM twiceshy.run WHERE id = $1 FOR UPDATE", self._run)
+                if self._tables:
+                    await connection.execute(f"LOCK TABLE {self._tables} IN ACCESS EXCLUSIVE MODE")
+                else:
+                    await connection.execute("SELECT FROM twiceshy.run WHERE id = $1 FOR UPDATE", self._run)
                 self._held.set()
                 while not self._released.is_set():
                     if self._ask.is_set() and await looker.fetchval(

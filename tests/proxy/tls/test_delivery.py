@@ -8,7 +8,7 @@ import pytest
 
 from proxy import authority
 from sandbox.anything import Pattern
-from tests.raw import Wire, headers, locked
+from tests.raw import Wire, headers, locked, looked_at, stopped
 from tests.stack import Stack
 from tests.tunnelled import (
     ByHand,
@@ -58,6 +58,42 @@ def test_who_resets_before_it_read_has_not_had_its_answer(
     client.reset()
     retry = agent.ask("POST", f"/any/x?size={size}", b"x")
     assert (retry.status, len(retry.body)) == (200, size)
+    assert len(shared.received("any")) == 1
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["after its delivery was counted", "at once"])
+def test_a_reset_is_seen_before_the_retry_beside_it(
+    shared: Stack, agent: Secure, trust: ssl.SSLContext, at_once: bool
+) -> None:
+    """The retry comes by a tunnel that is open already, and the sidecar finds both in the same moment."""
+    beside, unread = (Tls.through(agent, here(shared), trust) for _ in range(2))
+    other, asked = (plain(method, "/any/reset", here(shared), body=b"x") for method in ("GET", "POST"))
+    beside.send(other)
+    beside.exactly(_length(beside.head()))
+    unread.send(asked)
+    _recorded(shared, agent.run)
+    if not at_once:
+        looked_at(agent)
+    with stopped(shared.sidecar):
+        beside.send(asked[:9])
+        unread.reset()
+        beside.send(asked[9:])
+    assert (b"Twiceshy-Replayed", b"true") in headers(beside.head())
+    assert len(shared.received("any", method="POST")) == 1
+
+
+def test_a_reset_behind_the_end_of_tls_is_a_reset(shared: Stack, agent: Secure, trust: ssl.SSLContext) -> None:
+    """Who takes leave politely, and closes without having read."""
+    unread = Tls.through(agent, here(shared), trust)
+    unread.send(plain("POST", "/any/reset", here(shared), body=b"x"))
+    _recorded(shared, agent.run)
+    looked_at(agent)
+    with stopped(shared.sidecar):
+        unread.tls.setblocking(False)
+        with contextlib.suppress(ssl.SSLError):
+            unread.tls.unwrap()  # sends its half, and finds the answer instead of the other
+        unread.reset()
+    assert agent.ask("POST", "/any/reset", b"x").replayed
     assert len(shared.received("any")) == 1
 
 
@@ -184,6 +220,10 @@ def test_the_sidecar_ends_with_tunnels_open(shared: Stack, agent: Secure, trust:
     assert "Traceback" not in text, text[-3000:]
     place = shared.folder / "ca"
     assert (place / authority.BUNDLE).read_text().endswith((place / authority.CERTIFICATE).read_text())
+
+
+def _length(head: bytes) -> int:
+    return int({name.lower(): value for name, value in headers(head)}[b"content-length"])
 
 
 def _recorded(stack: Stack, run: str) -> None:
