@@ -43,11 +43,15 @@ async def worker(arguments: argparse.Namespace) -> int:
 
 def _startable(name: str, table: AgentTable) -> None:
     from runtime.launch.attempt import check
+    from runtime.launch.python_agent import interpreter
 
     if not Path(table.folder).is_dir():
         raise UsageError(f"agent {name}: folder {table.folder} is no folder")
     try:
-        check(table.command, "worker", table.folder)
+        if table.python is None:
+            check(table.command, "worker", table.folder)
+        else:
+            interpreter(table)
     except UsageError as error:
         raise UsageError(f"agent {name}: {error}") from error
 

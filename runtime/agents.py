@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from runtime.errors import UsageError
 
@@ -15,6 +15,7 @@ from runtime.errors import UsageError
 SHOWN = 300
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._~-]{1,100}$")]
+Module = Annotated[str, Field(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*$")]
 
 
 class AgentTable(BaseModel):
@@ -22,13 +23,33 @@ class AgentTable(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
-    command: list[str] = Field(min_length=1, description="the program and its arguments; no shell")
+    command: list[str] = Field([], description="the program and its arguments; no shell")
+    python: str | None = Field(
+        None, pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*$",
+        description='in the place of command: "module:function", called with the input; it returns the result',
+    )  # fmt: skip
+    interpreter: str = Field(
+        "", description="the Python of such an agent (default: .venv/bin/python in its folder, else python3)"
+    )
+    preload: list[Module] = Field([], description="libraries that are imported once, for all attempts of such an agent")
     folder: str = Field("", description="where it is started, seen from the file's folder (default: that folder)")
     input_schema: dict[str, Any] | None = Field(
         None, description="JSON Schema that the input must fit: a table, or the name of a JSON file"
     )
     max_attempts: int | None = Field(None, gt=0, description="in the place of the setting of that name")
     attempt_timeout: float | None = Field(None, gt=0, description="in the place of the setting of that name")
+
+    @model_validator(mode="after")
+    def _is_one_program(self) -> "AgentTable":
+        if bool(self.command) == bool(self.python):
+            raise ValueError('an agent has a command, or python = "module:function"')
+        if self.python is None and (self.interpreter or self.preload):
+            raise ValueError('interpreter and preload go with python = "module:function"')
+        own = (self.python or "").partition(":")[0].partition(".")[0]
+        if any(name.partition(".")[0] == own for name in self.preload):
+            # A client that is built before the environment is set has no proxy, ever.
+            raise ValueError(f"preload is for libraries; {own} is the agent's own, and is imported in each attempt")
+        return self
 
     @field_validator("input_schema")
     @classmethod

@@ -73,6 +73,9 @@ class Settings(BaseModel):
     drain_agents: float = Field(
         30.0, ge=0, description="how long a stopping worker lets its agents go on before it interrupts them"
     )
+    preload_timeout: float = Field(
+        60.0, gt=0, description="how long a fork server may take to import what its agents preload"
+    )
     input_max: int = Field(16 << 20, gt=0, description="largest input of a run that is started")
     extra_ca: str | None = Field(None, description="file of further CA certificates for upstreams")
     deny_private: bool = Field(
@@ -85,7 +88,7 @@ class Settings(BaseModel):
 
 
 #: Nothing of a sidecar's: who differs in these alone shares one.
-NOT_OF_SIDECARS = frozenset({"agents", "slots", "drain_agents", "attempt_timeout", "input_max"})
+NOT_OF_SIDECARS = frozenset({"agents", "slots", "drain_agents", "attempt_timeout", "preload_timeout", "input_max"})
 #: Tables: in the file only.
 TABLES = frozenset({"route", "agents"})
 
@@ -142,6 +145,8 @@ def _place(agents: Any, folder: Path) -> None:
             continue
         if isinstance(table.get("folder", ""), str):
             table["folder"] = str(folder / table.get("folder", ""))
+        if isinstance(python := table.get("interpreter"), str) and "/" in python:
+            table["interpreter"] = str(folder / python)
         if isinstance(schema := table.get("input_schema"), str):
             try:
                 table["input_schema"] = json.loads((folder / schema).read_text("utf-8"))

@@ -11,9 +11,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from runtime.errors import UsageError
 from runtime.launch import guardian
@@ -59,10 +60,60 @@ class CannotStart(UsageError):
     """The command cannot be executed."""
 
 
-class Agent:
-    """One started agent. Make it with ``Agent.start``."""
+class Guard(Protocol):
+    """The guardian's process, as its launcher sees it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], control: int, token: str) -> None:
+    @property
+    def pid(self) -> int:
+        """Its number, which is its group's too, and nobody else's until ``wait`` has returned."""
+
+    @property
+    def returncode(self) -> int | None:
+        """How it ended, once ``wait`` has returned; None: not known."""
+
+    def wait(self, timeout: float | None = None) -> object:
+        """Wait for its end. Raises subprocess.TimeoutExpired."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Who hears of what befalls an agent's group.
+
+    ``before``: called with its number before the agent's first instruction (the terminal is handed over there);
+    ``on_signal`` when it got a signal, ``on_stop`` when job control stopped it.
+    """
+
+    before: Callable[[int], None]
+    on_signal: Callable[[int], None]
+    on_stop: Callable[[int], None]
+
+
+class Program(Protocol):
+    """What is started for an attempt."""
+
+    async def start(self, env: Mapping[str, str], ignored: frozenset[int], listener: Listener) -> "Agent":
+        """Start it. Raises CannotStart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A program and its arguments. ``folder``: where it is started, if not here."""
+
+    words: Sequence[str]
+    folder: str | None = None
+
+    async def start(self, env: Mapping[str, str], ignored: frozenset[int], listener: Listener) -> "Agent":
+        """Start it. Raises CannotStart."""
+        return await Agent.start(
+            self.words, env, folder=self.folder, ignored=ignored, before=listener.before,
+            on_signal=listener.on_signal, on_stop=listener.on_stop,
+        )  # fmt: skip
+
+
+class Agent:
+    """One started agent. Make it with ``Agent.start``, or ``Agent.below`` a guardian of another kind."""
+
+    def __init__(self, process: Guard, control: int, token: str) -> None:
         self.process = process
         self.group = process.pid
         self.pid = 0
@@ -75,30 +126,22 @@ class Agent:
 
     @classmethod
     async def start(
-        cls,
-        command: Sequence[str],
-        env: Mapping[str, str],
-        *,
-        folder: str | None = None,
-        ignored: frozenset[int] = frozenset(),
-        before: Callable[[int], None] = lambda _group: None,
+        cls, command: Sequence[str], env: Mapping[str, str], *, folder: str | None = None,
+        ignored: frozenset[int] = frozenset(), before: Callable[[int], None] = lambda _group: None,
         on_signal: Callable[[int], None] = lambda _number: None,
         on_stop: Callable[[int], None] = lambda _number: None,
-    ) -> "Agent":
+    ) -> "Agent":  # fmt: skip
         """Start *command* under a guardian, in a process group of its own; in *folder*, if not here.
 
-        *before* is called with the group's number before the agent's first instruction (the terminal is
-        handed over there), *on_signal* when the group got a signal, *on_stop* when job control stopped it.
-        Raises CannotStart when the command cannot be executed.
+        Who is told of what: ``Listener``. Raises CannotStart when the command cannot be executed.
         """
-        control, control_write = os.pipe()
-        report_read, report = os.pipe()
-        try:
+
+        async def spawn(control: int, report: int) -> Guard:
             # Descriptors that the user gave us are the agent's too (``<(…)`` in a shell): close_fds=False
             # passes those, and those only: everything opened in Python closes at exec. These two must not.
             os.set_inheritable(control, True)
             os.set_inheritable(report, True)
-            process = subprocess.Popen(  # noqa: ASYNC220 - it returns at the exec, in a few milliseconds
+            return subprocess.Popen(  # noqa: ASYNC220 - it returns at the exec, in a few milliseconds
                 [
                     *(sys.executable, "-I", "-S", guardian.__file__, str(control), str(report)),
                     ",".join(map(str, sorted(ignored))),
@@ -109,6 +152,18 @@ class Agent:
                 close_fds=False,
                 process_group=0,
             )
+
+        return await cls.below(spawn, command, env.get("TWICESHY_TOKEN", ""), Listener(before, on_signal, on_stop))
+
+    @classmethod
+    async def below(
+        cls, spawn: Callable[[int, int], Awaitable[Guard]], command: Sequence[str], token: str, listener: Listener
+    ) -> "Agent":
+        """The agent *command* under the guardian that *spawn* makes of a control pipe's and a report pipe's ends."""
+        control, control_write = os.pipe()
+        report_read, report = os.pipe()
+        try:
+            process = await spawn(control, report)
         except BaseException:
             os.close(control_write)
             os.close(report_read)
@@ -116,12 +171,12 @@ class Agent:
         finally:
             os.close(control)
             os.close(report)
-        self = cls(process, control_write, env.get("TWICESHY_TOKEN", ""))
-        lines, transport = await _lines(report_read)
+        self = cls(process, control_write, token)
+        lines, transport = await lines_of(report_read)
         try:
             async with asyncio.timeout(PATIENCE):
                 if await lines.readline() == b"ready\n":
-                    before(self.group)
+                    listener.before(self.group)
                     os.write(control_write, b"\n")
                 kind, _, value = (await lines.readline()).decode().strip().partition(" ")
             if kind == "failed":
@@ -132,20 +187,18 @@ class Agent:
             await asyncio.shield(self._gone())
             transport.close()
             raise
-        self.reader = asyncio.create_task(self._read(lines, on_signal, on_stop))
+        self.reader = asyncio.create_task(self._read(lines, listener))
         return self
 
-    async def _read(
-        self, lines: asyncio.StreamReader, on_signal: Callable[[int], None], on_stop: Callable[[int], None]
-    ) -> None:
+    async def _read(self, lines: asyncio.StreamReader, listener: Listener) -> None:
         """Carry the guardian's reports out, until it is gone."""
         ended: Exit | None = None
         while line := await lines.readline():
             kind, *values = line.decode().split()
             if kind == "signal":
-                on_signal(int(values[0]))
+                listener.on_signal(int(values[0]))
             elif kind == "stopped":
-                on_stop(int(values[0]))
+                listener.on_stop(int(values[0]))
             elif kind == "exit":
                 ended = Exit(int(values[0]), tuple(map(int, values[1:])))
         self.let_go()
@@ -210,7 +263,7 @@ class Agent:
         return await asyncio.shield(self.exit)
 
 
-async def _lines(fd: int) -> tuple[asyncio.StreamReader, asyncio.ReadTransport]:
+async def lines_of(fd: int) -> tuple[asyncio.StreamReader, asyncio.ReadTransport]:
     """The reading end of a pipe as a stream of lines."""
     reader = asyncio.StreamReader()
     protocol = asyncio.StreamReaderProtocol(reader)

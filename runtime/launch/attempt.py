@@ -17,7 +17,7 @@ from runtime import runs
 from runtime.errors import UsageError
 from runtime.keeping import Keeping
 from runtime.launch import sidecar
-from runtime.launch.agent import Agent, Exit
+from runtime.launch.agent import Agent, Exit, Listener, Program
 from runtime.launch.environment import Kit, environment
 from runtime.launch.patient import Patient
 from runtime.launch.signals import Signals
@@ -56,9 +56,6 @@ class Watch(Protocol):
     def environment(self) -> Mapping[str, str]:
         """What the agent is given besides."""
 
-    def command(self, command: Sequence[str]) -> Sequence[str]:
-        """What is started in the place of *command*, and becomes it in the same process."""
-
     def begin(self, group: int) -> None:
         """The processes of *group*, and whatever comes from them, are about to start."""
 
@@ -67,19 +64,17 @@ class Attempt:
     """One attempt of a claimed run."""
 
     def __init__(
-        self, settings: Settings, claim: runs.Claim, command: Sequence[str], keeping: Keeping, patient: Patient,
-        signals: Signals, kit: Kit | None = None, watch: Watch | None = None, folder: str | None = None,
+        self, settings: Settings, claim: runs.Claim, program: Program, keeping: Keeping, patient: Patient,
+        signals: Signals, kit: Kit | None = None, watch: Watch | None = None,
     ) -> None:  # fmt: skip
-        """*folder*: where the agent is started, if not here."""
         self.settings = settings
         self.claim = claim
-        self.command = command
+        self.program = program
         self.keeping = keeping
         self.patient = patient
         self.signals = signals
         self.kit = kit
         self.watch = watch
-        self.folder = folder
         self.token_hash = runs.hash_token(claim.token)
         self.proxy = keeping.proxy
         self.sidecar = keeping.sidecar
@@ -87,14 +82,10 @@ class Attempt:
     async def run(self) -> Ended:
         """Start the agent and see it through. Raises UsageError when it cannot be started."""
         env = environment(os.environ, run=self.claim.run_id, token=self.claim.token, proxy=self.proxy, kit=self.kit)
-        command = self.command
         if self.watch is not None:
             env |= self.watch.environment
-            command = self.watch.command(command)
-        agent = await Agent.start(
-            command, env, folder=self.folder, ignored=self.signals.ignored, before=self._begin,
-            on_signal=self.signals.of_group, on_stop=self.signals.of_stop,
-        )  # fmt: skip
+        listener = Listener(self._begin, self.signals.of_group, self.signals.of_stop)
+        agent = await self.program.start(env, self.signals.ignored, listener)
         self.signals.agent = agent
         try:
             ended = await self._first(

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from runtime import runs
 from runtime.keeping import Keeping
 from runtime.launch import launcher, probes, watcher
+from runtime.launch.agent import Command
 from runtime.launch.attempt import Attempt, Ended, Why, check
 from runtime.launch.diagnosis import Connection, Diagnosis, Probe, live, service
 from runtime.launch.environment import PROXY_NAMES, environment
@@ -69,7 +70,8 @@ async def examine(
         must = {name: given[name] for name in PROXY_NAMES}
         must |= {"PYTHONPATH": str(order.kit.site), "NODE_OPTIONS": str(order.kit.preload)}
         with watcher.Watcher(must, _sidecar(keeping), wish.permitted, strace, _aloud(voice)) as watch:
-            attempt = Attempt(settings, claim, order.command, keeping, patient, signals, order.kit, watch)
+            program = Command(watch.command(order.command))
+            attempt = Attempt(settings, claim, program, keeping, patient, signals, order.kit, watch)
             ended, words = await _attempt(attempt, wish)
             watch.end()
             await _write_down(patient, claim, ended)

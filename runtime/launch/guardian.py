@@ -102,10 +102,10 @@ class Guardian:
         self.exit: int | None = None
         self.libc = ctypes.CDLL(None, use_errno=True)
         # A signal must wake the poll: its number comes as a byte.
-        self.wake, wake_write = os.pipe()
+        self.wake, self.wake_write = os.pipe()
         os.set_blocking(self.wake, False)
-        os.set_blocking(wake_write, False)
-        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        os.set_blocking(self.wake_write, False)
+        signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
 
     def report(self, *words: object) -> None:
         with contextlib.suppress(OSError):  # the launcher is gone: the control pipe says so too
@@ -141,12 +141,7 @@ class Guardian:
         self.agent = os.fork()
         if self.agent == 0:
             try:
-                self.libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-                if os.getppid() != guardian:
-                    os._exit(127)
-                signal.set_wakeup_fd(-1)
-                for number in (*REPORTED, *STOPS, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
-                    signal.signal(number, signal.SIG_IGN if number in self.ignored else signal.SIG_DFL)
+                self.become_agent(guardian)
                 os.execvp(self.command[0], self.command)
             except OSError as failure:
                 os.write(tell, str(failure.errno).encode())
@@ -156,6 +151,15 @@ class Guardian:
         answer = os.read(told, 16)
         os.close(told)
         return int(answer or 0)
+
+    def become_agent(self, guardian: int) -> None:
+        """What the forked process owes to its launcher and finds of it: death with *guardian*, and signals."""
+        self.libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != guardian:
+            os._exit(127)
+        signal.set_wakeup_fd(-1)
+        for number in (*REPORTED, *STOPS, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_IGN if number in self.ignored else signal.SIG_DFL)
 
     def let_go_of_the_streams(self) -> None:
         """Who reads the agent's output must see its end, and who writes its input must get the EPIPE."""

@@ -26,6 +26,7 @@ from runtime import events, runs, tape
 from runtime.errors import DatabaseAway, Held, NotNow, UsageError
 from runtime.folder import Lock, make_folder
 from runtime.keeping import Keeping
+from runtime.launch.agent import Command
 from runtime.launch.attempt import Attempt, Ended, Why, check
 from runtime.launch.conclusion import conclude, give_up
 from runtime.launch.environment import Kit
@@ -174,7 +175,7 @@ class Launcher:
     async def _attempt(self, claim: runs.Claim) -> int | None:
         """One attempt and what follows from its end. Returns the exit code, None to look again."""
         attempt = Attempt(
-            self.settings, claim, self.order.command, self.keeping, self.patient, self.signals, self.order.kit
+            self.settings, claim, Command(self.order.command), self.keeping, self.patient, self.signals, self.order.kit
         )
         try:
             ended = await attempt.run()

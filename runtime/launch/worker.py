@@ -21,11 +21,12 @@ from runtime.agents import AgentTable
 from runtime.errors import DatabaseAway, UsageError
 from runtime.keeping import Keeping
 from runtime.launch import crew
-from runtime.launch.agent import CannotStart
+from runtime.launch.agent import CannotStart, Command, Program
 from runtime.launch.attempt import Attempt, Ended, Why
 from runtime.launch.conclusion import Conclusion, conclude, failed, give_up
 from runtime.launch.environment import Kit
 from runtime.launch.patient import Patient
+from runtime.launch.python_agent import ForkServer
 from runtime.launch.signals import GRACE, Signals
 from runtime.launch.terminal import Terminal
 from runtime.launch.voice import Voice
@@ -58,12 +59,19 @@ class Worker:
         # Who looks for work may have to wait for a lock; leases are renewed on another connection.
         self.looking = Patient(lambda: keeping.dsn, "worker", voice.say)
         self.holding = Patient(lambda: keeping.dsn, "worker leases", voice.say)
+        self.programs = {name: self._program(name, table) for name, table in agents.items()}
         self.jobs: dict[asyncio.Task[None], Signals] = {}
         #: Something changed: look again.
         self.news = asyncio.Event()
         self.told = 0
         self.stop = asyncio.Event()
         self.hurry = asyncio.Event()
+
+    def _program(self, name: str, table: AgentTable) -> Program:
+        if table.python is None:
+            return Command(table.command, table.folder)
+        keeping, patience = self.keeping, self.settings.preload_timeout
+        return ForkServer(name, table, self.kit, lambda: keeping.proxy, self.voice.say, patience)
 
     async def run(self) -> int:
         """Work until told to stop. Returns the exit code: 0, or 128 + the signal that came a second time."""
@@ -90,6 +98,9 @@ class Worker:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            for program in self.programs.values():
+                if isinstance(program, ForkServer):
+                    await program.close()
             await self.looking.close()
             await self.holding.close()
             self.lock.release()
@@ -206,17 +217,16 @@ class Worker:
         settings = self.settings.model_copy(update={name: value for name, value in own.items() if value is not None})
         where = f"run {claim.run_id} ({job.agent}): attempt {claim.n}"
         self.voice.say(where)
-        concluded = await self._attempt(settings, table, job, signals)
+        concluded = await self._attempt(settings, job, signals)
         stood = "is not ours any more" if concluded.status is None else f"the run is {concluded.status}"
         advice = f"; twiceshy show {claim.run_id}" if concluded.status and concluded.status.stopped else ""
         self.voice.say(f"{where}: {': '.join(filter(None, (stood, concluded.words)))}{advice}")
 
-    async def _attempt(self, settings: Settings, table: AgentTable, job: queue.Job, signals: Signals) -> Conclusion:
+    async def _attempt(self, settings: Settings, job: queue.Job, signals: Signals) -> Conclusion:
         if job.claim.barren >= settings.max_attempts:
             return await give_up(self.holding, settings, job.claim)
-        attempt = Attempt(
-            settings, job.claim, table.command, self.keeping, self.holding, signals, self.kit, folder=table.folder
-        )
+        program = self.programs[job.agent]
+        attempt = Attempt(settings, job.claim, program, self.keeping, self.holding, signals, self.kit)
         try:
             ended = await attempt.run()
         except (CannotStart, OSError) as error:

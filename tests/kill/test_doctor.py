@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,7 @@ import pytest
 
 from runtime.launch import probes, watcher
 from runtime.launch.diagnosis import Outcome
-from sandbox.client import Sandbox
-from tests.conftest import _still_keeping, fresh_database, scratch
-from tests.kill.launchers import Bench, World, until
+from tests.kill.launchers import Bench, until
 from tests.kill.processes import lives
 from tests.stack import PROJECT
 
@@ -33,19 +31,8 @@ WAYS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def one_world(server: str, template: str) -> Iterator[World]:
-    databases = fresh_database(server, template)
-    dsn = next(databases)
-    with scratch("ts-") as home, Sandbox.start(home / "sandbox.log", tls=home / "tls") as sandbox:
-        world = World(dsn, home / "state", sandbox)
-        try:
-            yield world
-        finally:
-            world.close()
-            left = _still_keeping(home, patience=20.0)
-    next(databases, None)
-    assert not left
+#: The sandbox speaks TLS.
+WORLD = {"tls": True}
 
 
 class Examined:
@@ -81,17 +68,6 @@ class Examined:
         found = json.loads(text)
         assert code == (0 if found["well"] else 1), found
         return code, found
-
-
-@pytest.fixture
-def bench(one_world: World, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
-    made = Bench(one_world, tmp_path, request.node.name)
-    yield made
-    for process in made.started:
-        process.kill()
-        process.wait()
-    one_world.sandbox.clear()
-    until(lambda: not made.agents(), "no agent is left")
 
 
 def doctor(bench: Bench, *command: str, flags: Sequence[str] = ()) -> tuple[int, dict[str, Any]]:

@@ -7,42 +7,16 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from proxy import kit
 from sandbox.client import PROJECT, Sandbox
-from tests.conftest import _still_keeping, fresh_database, scratch
-from tests.kill.launchers import Bench, World, until
+from tests.kill.launchers import Bench, until
 
-
-@pytest.fixture(scope="module")
-def one_world(server: str, template: str) -> Iterator[World]:
-    databases = fresh_database(server, template)
-    dsn = next(databases)
-    with scratch("ts-") as home, Sandbox.start(home / "sandbox.log", tls=home / "tls") as sandbox:
-        world = World(dsn, home / "state", sandbox)
-        try:
-            yield world
-        finally:
-            world.close()
-            left = _still_keeping(home, patience=20.0)
-    next(databases, None)
-    assert not left
-
-
-@pytest.fixture
-def bench(one_world: World, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
-    run = "".join(each if each.isalnum() else "-" for each in request.node.name)
-    made = Bench(one_world, tmp_path, run)
-    yield made
-    for process in made.started:
-        process.kill()
-        process.communicate()
-    one_world.sandbox.clear()
-    until(lambda: not made.agents(), "no agent is left")
+#: The sandbox speaks TLS.
+WORLD = {"tls": True}
 
 
 def program(name: str) -> str:
