@@ -9,6 +9,7 @@ from proxy import own
 from proxy.message import Headers, Request
 from proxy.own import Asked
 from proxy.wakes import Wakes
+from runtime.entries import Event
 from runtime.journal import Journal
 from runtime.step import Kind
 
@@ -45,6 +46,8 @@ class Inner:
         self.kind: Kind = asked.own.kind
         #: The id of the event that the answer takes.
         self.event: str | None = None
+        #: The answer is that nobody decided in time.
+        self.timed_out = False
         self._journal = journal
         self._wakes = wakes
         self._asked = asked
@@ -66,8 +69,9 @@ class Inner:
         if self.kind is Kind.SLEEP:
             return Given(own.slept(found.deadline))
         assert self._asked.own.subject is not None
-        self.event = None if found.event is None else found.event.id
-        return Given(own.came(self._asked.own.subject, found.event))
+        self.event = found.came.id if isinstance(found.came, Event) else None
+        self.timed_out = self.kind is Kind.APPROVAL and found.came is None
+        return Given(own.came(self._asked.own.subject, found.came))
 
     def over(self) -> None:
         """What came of it is recorded, or never will be."""

@@ -3,6 +3,7 @@
 GET, POST  /now, /random, /uuid   a value, recorded once
 POST       /sleep                 {"seconds": 3.5} or {"until": "2026-01-31T09:00:00Z"}
 POST       /events/NAME/wait      {"timeout": seconds or null}, or no body
+POST       /approvals/NAME/wait   {"timeout": seconds or null, "request": …}, or no body
 POST       /steps                 {"name": …, "input": …, "at_most_once": false}: what the agent does itself
 
 They go through the journal as requests do that leave the house, under keys of the same kind; only the upstream is the
@@ -21,7 +22,7 @@ from proxy.message import Request
 from proxy.profiles import Rule
 from proxy.refusals import Refusal
 from runtime import payload
-from runtime.entries import Event, Own
+from runtime.entries import Decision, Event, Own
 from runtime.errors import UsageError
 from runtime.names import check_name
 from runtime.step import Effect, Kind
@@ -53,6 +54,8 @@ def read(request: Request, limit: int) -> Asked | Refusal | None:
                 return _sleep(_body(request, limit))
             case "POST", ["events", name, "wait"]:
                 return _wait(check_name("event", unquote(name)), _body(request, limit))
+            case "POST", ["approvals", name, "wait"]:
+                return _approval(check_name("approval", unquote(name)), _body(request, limit))
             case "POST", ["steps"]:
                 return _local(_body(request, limit))
     except UsageError as error:
@@ -96,10 +99,12 @@ def _sleep(given: dict[str, Any]) -> Asked:
 
 def _wait(name: str, given: dict[str, Any]) -> Asked:
     _only(given, "timeout")
-    timeout = given.get("timeout")
-    return Asked(
-        Own(Kind.WAIT, name, seconds=None if timeout is None else _seconds("timeout", timeout)), _RULES[Kind.WAIT]
-    )
+    return Asked(Own(Kind.WAIT, name, seconds=_timeout(given)), _RULES[Kind.WAIT])
+
+
+def _approval(name: str, given: dict[str, Any]) -> Asked:
+    _only(given, "timeout", "request")
+    return Asked(Own(Kind.APPROVAL, name, seconds=_timeout(given)), _RULES[Kind.APPROVAL])
 
 
 def _local(given: dict[str, Any]) -> Asked:
@@ -110,6 +115,10 @@ def _local(given: dict[str, Any]) -> Asked:
     if not isinstance(once, bool):
         raise UsageError("at_most_once: true or false")
     return Asked(Own(Kind.LOCAL, check_name("step", name)), _ONCE if once else _RULES[Kind.LOCAL])
+
+
+def _timeout(given: dict[str, Any]) -> float | None:
+    return None if given.get("timeout") is None else _seconds("timeout", given["timeout"])
 
 
 def _seconds(name: str, value: Any) -> float:
@@ -139,6 +148,7 @@ _RULES = {
     Kind.VALUE: Rule("twiceshy.internal value", Effect.READ),
     Kind.SLEEP: Rule("twiceshy.internal sleep", Effect.REPEATABLE),
     Kind.WAIT: Rule("twiceshy.internal wait", Effect.REPEATABLE),
+    Kind.APPROVAL: Rule("twiceshy.internal approval", Effect.REPEATABLE),
     Kind.LOCAL: Rule("twiceshy.internal step", Effect.REPEATABLE),
 }
 _ONCE = Rule("twiceshy.internal step, at most once", Effect.AT_MOST_ONCE)
@@ -172,12 +182,17 @@ def slept(deadline: datetime | None) -> bytes:
     return _written({"slept_until": None if deadline is None else stamp(deadline)})
 
 
-def came(name: str, event: Event | None) -> bytes:
-    """The event with its payload as it was sent, or that none came in time."""
-    if event is None:
-        return b'{"timeout": true}'
-    head = json.dumps({"id": event.id, "name": name, "at": stamp(event.at)})
-    return b'{"event": ' + head[:-1].encode("ascii") + b', "payload": ' + event.payload + b"}}"
+def came(name: str, found: Event | Decision | None) -> bytes:
+    """The event with its payload as it was sent, what a person decided, or that nothing came in time."""
+    match found:
+        case None:
+            return b'{"timeout": true}'
+        case Event():
+            head = json.dumps({"id": found.id, "name": name, "at": stamp(found.at)})
+            return b'{"event": ' + head[:-1].encode("ascii") + b', "payload": ' + found.payload + b"}}"
+        case Decision():
+            said = {"decision": found.decision, "by": found.by, "comment": found.comment, "at": stamp(found.at)}
+            return _written({"approval": {"id": found.id, "name": found.name, **said}})
 
 
 def _written(value: dict[str, Any]) -> bytes:

@@ -16,7 +16,7 @@ from proxy.peers import Process
 from proxy.refusals import Refusal
 from proxy.stillness import Going, held, works
 from proxy.tape import Where
-from runtime.entries import Parked
+from runtime.entries import Own, Parked
 from runtime.errors import TwiceshyError
 from runtime.journal import Journal
 from runtime.settings import Settings
@@ -67,8 +67,8 @@ class Parking:
         parked = await self._journal.park(run.fence, steps)
         if parked is not None:
             kinds = [run.tape.steps[key].facts.own for key in steps]
-            names = {each.subject for each in kinds if each is not None and each.subject is not None}
-            run.refuse(_refusal(run.run_id, parked, sorted(names)))
+            words = {_words(each) for each in kinds if each is not None and each.subject is not None}
+            run.refuse(_refusal(run.run_id, parked, sorted(words)))
             await self._attempts.save(run)
 
     async def _works(self, run: Run) -> bool:
@@ -113,10 +113,14 @@ def _looked_at(processes: list[Process]) -> tuple[float, bool]:
     return sum(map(peers.used, processes)), any(map(peers.runs, processes))
 
 
-def _refusal(run_id: str, parked: Parked, names: list[str]) -> Refusal:
+def _words(waited: Own) -> str:
+    return f"for the {'approval' if waited.kind is Kind.APPROVAL else 'event'} {waited.subject!r}"
+
+
+def _refusal(run_id: str, parked: Parked, words: list[str]) -> Refusal:
     until = None if parked.until is None else own.stamp(parked.until)
     what = [f"until {until}"] if until is not None else []
-    what += [f"for the event {name!r}" for name in names]
+    what += words
     return Refusal(
         "parked",
         f"Run {run_id} is parked: it waits {' or '.join(what)}, and its agent is started again then. This process "

@@ -344,8 +344,8 @@ class Exchange:
         if self.effect is Effect.READ:
             assert self._asked_under is not None
             return Read(self._asked_under, self.step.facts, self.id, facts, self.place, self.attempt)
-        event = None if self.inner is None else self.inner.event
-        return Answer(self.run_id, self.step.key, self.id, self.attempt, facts, state, event)
+        event, late = (None, False) if self.inner is None else (self.inner.event, self.inner.timed_out)
+        return Answer(self.run_id, self.step.key, self.id, self.attempt, facts, state, event, late)
 
     def _finish(self, ending: Ending, result: Result) -> Result:
         self.row = result[0]

@@ -1,7 +1,7 @@
 """Sleeps and waits that are held open here: one task asks the database about all of them, in one statement.
 
-What is due is the database's to say, by its clock and its events: a wait is never ended by something that only this
-process was told. A look comes each ``poll``, at the next deadline, and as soon as somebody new waits.
+What is due is the database's to say, by its clock and what came for a run: a wait is never ended by something that only
+this process was told. A look comes each ``poll``, at the next deadline, and as soon as somebody new waits.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class Wakes:
         self._task: asyncio.Task[None] | None = None
 
     async def due(self, run: str, key: str, exchange: UUID) -> Waiting:
-        """Wait until the step *key*, under *exchange*, is over: its deadline has passed, or its event is here.
+        """Wait until the step *key*, under *exchange*, is over: its deadline has passed, or what it waits for is here.
 
         Until ``forget`` its event is passed over when others of its name are looked after.
         """
@@ -80,7 +80,7 @@ class Wakes:
             waiter = self._waiters.get(exchange)
             if waiter is None or waiter.due.done():
                 continue
-            if found.event is not None or (found.left is not None and found.left <= 0):
+            if found.came is not None or (found.left is not None and found.left <= 0):
                 waiter.due.set_result(found)
             elif found.left is not None:
                 pause = min(pause, found.left)

@@ -7,11 +7,14 @@ alone.
 
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Literal
 from uuid import UUID
 
 from runtime.step import Effect, Finality, Kind, RunStatus, State
 
 Headers = tuple[tuple[bytes, bytes], ...]
+#: What a person may say of an approval.
+Verdict = Literal["approve", "decline"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,8 @@ class Answer:
     state: State = State.ANSWERED
     #: The id of the event that the step, a wait, takes with this answer. Taken before by another: Conflict.
     event: str | None = None
+    #: The step, an approval, was not decided in time. Decided before: Conflict.
+    timed_out: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,11 +262,11 @@ class TapeRows:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A step that waits: its ``deadline`` (None: none), the seconds ``left`` to it, and the ``event`` it is to take."""
+    """A step that waits: its ``deadline`` (None: none), the seconds ``left`` to it, and what it waited for, if here."""
 
     deadline: datetime | None
     left: float | None
-    event: "Event | None"
+    came: "Event | Decision | None"
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +275,18 @@ class Event:
 
     id: str
     payload: bytes
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a person said of an approval. ``id``: the key of the step that asked."""
+
+    id: str
+    name: str
+    decision: Verdict
+    by: str | None
+    comment: str | None
     at: datetime
 
 

@@ -6,10 +6,13 @@ TwiceshyError
 ├── Held                  another attempt has the run (exit code 75)
 ├── Taken                 a key or an id stands for another start already
 ├── NotNow                the run or step is not in the state that the verb needs
+│   └── Decided           an approval was decided before; carries the first decision
 ├── DatabaseAway          Postgres cannot be reached: nothing was sent, nothing was written
 ├── Unreadable            a journal row cannot be understood: fail closed
 └── Unwritable            Postgres refuses an entry's values: nothing of it was written
 """
+
+from runtime.entries import Decision
 
 
 class TwiceshyError(Exception):
@@ -44,6 +47,14 @@ class Taken(TwiceshyError):
 
 class NotNow(TwiceshyError):
     """The verb does not apply to the run or step as it stands."""
+
+
+class Decided(NotNow):
+    """The approval was decided before: the first decision stands. ``first``: that one."""
+
+    def __init__(self, message: str, first: Decision) -> None:
+        super().__init__(message)
+        self.first = first
 
 
 class DatabaseAway(TwiceshyError):

@@ -8,6 +8,7 @@ import secrets
 from dataclasses import dataclass
 
 from runtime import payload as payloads
+from runtime import queue, rows
 from runtime.database import Connection, sql
 from runtime.errors import NotFound, NotNow
 from runtime.names import check_name
@@ -39,7 +40,10 @@ async def send(
     check_name("event", name)
     payloads.read(payload, limit, f"the payload of event {name}")
     id = check_name("event id", id) if id is not None else f"e{secrets.token_hex(12)}"  # noqa: A001
-    match await connection.fetchval(sql("send_event"), run_id, name, id, payload):
+    row = await _send(connection, run_id, name, id, payload)
+    if row["woken"] is not None:
+        await queue.told(connection, row["woken"])
+    match row["outcome"]:
         case "no_run":
             raise NotFound(f"there is no run {run_id!r}; twiceshy runs lists them")
         case "ended":
@@ -51,6 +55,20 @@ async def send(
 
 
 @in_transaction
+async def _send(connection: Connection, run_id: str, name: str, id: str, payload: bytes) -> rows.Row:  # noqa: A002
+    row = await connection.fetchrow(sql("send_event"), run_id, name, id, payload)
+    assert row is not None
+    return row
+
+
 async def wake(connection: Connection) -> list[str]:
     """Queue the parked runs whose time has come, a hundred at most; their ids."""
+    woken = await _wake(connection)
+    if woken:
+        await queue.told(connection, woken[0])
+    return woken
+
+
+@in_transaction
+async def _wake(connection: Connection) -> list[str]:
     return [row["id"] for row in await connection.fetch(sql("wake"))]

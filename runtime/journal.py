@@ -20,6 +20,7 @@ from runtime.database import Connection, sql
 from runtime.entries import (
     Bound,
     Entry,
+    Decision,
     Event,
     Fence,
     Fenced,
@@ -207,11 +208,7 @@ class Journal:
         """How steps (run, key, exchange) stand that wait under their exchanges, by exchange."""
         columns = [list(column) for column in zip(*steps, strict=True)]
         return {
-            row["exchange"]: Waiting(
-                row["deadline"],
-                row["left"],
-                None if row["id"] is None else Event(row["id"], row["payload"], row["at"]),
-            )
+            row["exchange"]: Waiting(row["deadline"], row["left"], _came(row))
             for row in await self.ask(lambda connection: connection.fetch(sql("waiting"), *columns))
         }
 
@@ -374,3 +371,10 @@ def _standing(row: rows.Row | None, fence: Fence) -> Bound | Fenced | Stopped:
     if against is not None or row is None:
         return against or Fenced()
     return Bound(row["attempt"], row["uuid"], _left(row))
+def _came(row: rows.Row) -> Event | Decision | None:
+    """What a step waited for, by the statement ``waiting``."""
+    if row["id"] is not None:
+        return Event(row["id"], row["payload"], row["at"])
+    return None if row["decision"] is None else rows.decision(row)
+
+

@@ -1,12 +1,15 @@
 """JSON that is kept as it was written: byte for byte, never made anew. Pure."""
 
 import json
+import re
 from typing import Any, NoReturn
 
 from runtime.errors import UsageError
 
 #: How deep arrays and objects may stand in one another: readers in other languages give up sooner than ours.
 DEPTH_MAX = 200
+_DECODER = json.JSONDecoder()
+_SPACE = re.compile(r"[ \t\n\r]*")
 
 
 def read(text: bytes, limit: int, what: str) -> Any:
@@ -23,6 +26,28 @@ def read(text: bytes, limit: int, what: str) -> Any:
     if deep:
         raise UsageError(f"{what} is nested more than {DEPTH_MAX} deep")
     return value
+
+
+def member(text: bytes, name: str) -> bytes | None:
+    """The member *name* of the JSON object *text*, as it was written; None: there is none. Of equal names the last."""
+    words, found = text.decode("utf-8"), None
+    at = _inside(words, _inside(words, 0) + 1)
+    while words[at] != "}":
+        key, at = _DECODER.raw_decode(words, at)
+        began = _inside(words, _inside(words, at) + 1)  # behind the colon
+        _, at = _DECODER.raw_decode(words, began)
+        if key == name:
+            found = words[began:at].encode("utf-8")
+        at = _inside(words, at)
+        at = _inside(words, at + (words[at] == ","))
+    return found
+
+
+def _inside(words: str, at: int) -> int:
+    """Where the next character of *words* from *at* on is that is no space."""
+    space = _SPACE.match(words, at)
+    assert space is not None
+    return space.end()
 
 
 def _refuse(name: str) -> NoReturn:

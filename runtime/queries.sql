@@ -299,10 +299,10 @@ SELECT EXISTS (
 
 -- ---- waits
 
--- send_event: an event for a run (migrations/004_waits.sql)
-SELECT twiceshy.send_event($1, $2, $3, $4);
+-- send_event: an event for a run (migrations/007_chain.sql)
+SELECT * FROM twiceshy.send_event($1, $2, $3, $4);
 
--- park: an attempt gives its place up until something that it waits for is due (migrations/004_waits.sql)
+-- park: an attempt gives its place up until something that it waits for is due (migrations/007_chain.sql)
 SELECT * FROM twiceshy.park($1, $2, $3, $4::text[]);
 
 -- save_progress: how far a local step has come, said by who has its permit; none: somebody else has, or it is over
@@ -322,16 +322,20 @@ WITH due AS MATERIALIZED (
 UPDATE twiceshy.run u SET status = 'queued', wake_at = NULL, wake_on = NULL, changed_at = twiceshy.now()
 FROM due d WHERE u.id = d.id RETURNING u.id;
 
--- waiting: some steps that wait under their exchanges: the deadline, how far it is, and the event that is theirs to take
+-- waiting: some steps that wait under their exchanges: the deadline, how far it is, and the event that is theirs to
+-- take, or what was decided
 WITH open AS MATERIALIZED (
     SELECT s.run_id, s.key, s.exchange, s.kind, s.subject, s.deadline, twiceshy.now() AS now,
-           row_number() OVER (PARTITION BY s.run_id, s.subject ORDER BY s.begun) - 1 AS ahead
+           row_number() OVER (PARTITION BY s.run_id, s.kind, s.subject ORDER BY s.begun) - 1 AS ahead
     FROM unnest($1::text[], $2::text[], $3::uuid[]) w (run_id, key, exchange)
     JOIN twiceshy.step s ON s.run_id = w.run_id COLLATE "C" AND s.key = w.key COLLATE "C" AND s.exchange = w.exchange
     WHERE s.state = 'sent'
 )
-SELECT o.exchange, o.deadline, extract(epoch FROM o.deadline - o.now)::float8 AS left, e.id, e.payload, e.at
-FROM open o LEFT JOIN LATERAL (
+SELECT o.exchange, o.key, o.subject AS name, o.deadline, extract(epoch FROM o.deadline - o.now)::float8 AS left,
+       e.id, e.payload, e.at, p.decision, p.decided_by, p.comment, p.at AS decided_at
+FROM open o LEFT JOIN twiceshy.approval p
+    ON o.kind = 'approval' AND p.run_id = o.run_id AND p.id = o.key AND p.decision <> 'timeout'
+LEFT JOIN LATERAL (
     SELECT v.id, v.payload, v.at FROM twiceshy.event v
     WHERE o.kind = 'wait' AND v.run_id = o.run_id AND v.name = o.subject COLLATE "C" AND v.consumed_by IS NULL
       AND (o.deadline IS NULL OR v.at <= o.deadline)
@@ -349,6 +353,30 @@ SELECT u.*, extract(epoch FROM u.lease_expires_at - twiceshy.now())::float8 AS l
 FROM twiceshy.run u
 WHERE ($1::text IS NULL OR u.status = $1) AND ($3::text IS NULL OR u.agent = $3)
 ORDER BY u.created_at DESC, u.id LIMIT $2;
+-- wake_for: the run, if it is parked and waits for this
+UPDATE twiceshy.run u SET status = 'queued', wake_at = NULL, wake_on = NULL, changed_at = twiceshy.now()
+WHERE u.id = $1 AND u.status = 'parked' AND $2::text = ANY(u.wake_on) RETURNING u.id;
+
+-- approvals_named: of the approvals of a run the one with this id, and those of this name
+SELECT p.id AS key, p.name, p.decision, p.decided_by, p.comment, p.at AS decided_at, p.deadline
+FROM twiceshy.approval p WHERE p.run_id = $1 AND (p.id = $2 OR p.name = $2) ORDER BY p.asked_at, p.id;
+
+-- decide: an approval, if nobody has and it is not too late
+UPDATE twiceshy.approval p SET decision = $3, decided_by = $4, comment = $5, at = twiceshy.now()
+WHERE p.run_id = $1 AND p.id = $2 AND p.decision IS NULL AND (p.deadline IS NULL OR p.deadline >= twiceshy.now())
+RETURNING p.at;
+
+-- open_approvals: those that can be decided, the oldest first; of one run and one name or of any, behind a place
+SELECT p.run_id, p.id, p.name, p.asked_at, p.deadline, s.request_body
+FROM twiceshy.approval p
+JOIN twiceshy.run u ON u.id = p.run_id
+JOIN twiceshy.step s ON s.run_id = p.run_id AND s.key = p.id
+WHERE p.decision IS NULL AND (p.deadline IS NULL OR p.deadline >= (SELECT twiceshy.now()))
+  AND u.status NOT IN ('done', 'failed', 'cancelled')
+  AND ($1::text IS NULL OR p.run_id = $1) AND ($2::text IS NULL OR p.name = $2)
+  AND ($4::timestamptz IS NULL OR (p.asked_at, p.run_id, p.id) > ($4, $5::text, $6::text))
+ORDER BY p.asked_at, p.run_id, p.id LIMIT $3;
+
 
 -- steps: the steps of a run, with the statuses of their answers
 SELECT s.key, s.begun, s.attempt, s.kind, s.effect, s.state, s.method, s.url, s.wire_key, s.sidecar, s.begun_at,

@@ -16,6 +16,7 @@ from runtime.entries import (
     AnswerRow,
     Begun,
     Conflict,
+    Decision,
     Entry,
     Fence,
     Fenced,
@@ -82,7 +83,8 @@ def entry_row(entry: Entry) -> tuple[Any, ...]:
             return (*head, *_facts(facts), *_NO_ANSWER, *_NO_WHY, *_own(facts), None)
         case Answer():
             head = ("answer", entry.run_id, entry.key, entry.exchange, *_NO_FENCE, entry.attempt, None, None)
-            return (*head, *_NO_FACTS, *_answer(entry.facts), entry.state, None, None, *_NO_OWN, entry.event)
+            own = (Kind.APPROVAL if entry.timed_out else None, *_NO_OWN[1:])
+            return (*head, *_NO_FACTS, *_answer(entry.facts), entry.state, None, None, *own, entry.event)
         case Read(fence=fence, facts=facts):
             head = ("read", fence.run_id, facts.key, entry.exchange, *_fence(fence), entry.attempt, entry.place, None)
             return (*head, *_facts(facts), *_answer(entry.answer), *_NO_WHY, *_own(facts), None)
@@ -230,6 +232,11 @@ def step_row(run_id: str, row: Row, *, sidecar_dead: bool) -> StepRow:
         tries=row["tries"],
         request_loaded=body is not None,
     )
+
+
+def decision(row: Row) -> Decision:
+    """What a person said, of a row of ``waiting`` or ``approvals_named``."""
+    return Decision(row["key"], row["name"], row["decision"], row["decided_by"], row["comment"], row["decided_at"])
 
 
 def with_body(facts: StepFacts, body: bytes) -> StepFacts:

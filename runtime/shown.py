@@ -11,7 +11,7 @@ from runtime.step import Effect, Finality, Kind, RunStatus, State
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """A run, for people and launchers. ``wake_at``, ``wake_on``: until when and for which events a parked one waits."""
+    """A run, for people and launchers. ``wake_at``, ``wake_on``: until when and for what a parked one waits."""
 
     id: str
     uuid: UUID

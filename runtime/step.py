@@ -40,12 +40,13 @@ class Kind(StrEnum):
     LOCAL = "local"  # what the agent does itself, between a permit and its output
     SLEEP = "sleep"
     WAIT = "wait"  # for an event
+    APPROVAL = "approval"  # a wait that a person ends
     VALUE = "value"  # time, chance
 
     @property
     def waits(self) -> bool:
         """True for what a run may park on."""
-        return self in (Kind.SLEEP, Kind.WAIT)
+        return self in (Kind.SLEEP, Kind.WAIT, Kind.APPROVAL)
 
 
 class State(StrEnum):

@@ -94,7 +94,7 @@ class Tape:
     stop_message: str | None = None
     error: str | None = None
     wake_at: datetime | None = None  # until when a parked run waits
-    wake_on: Sequence[str] = ()  # and for which events
+    wake_on: Sequence[str] = ()  # and for which events, approvals (approval:NAME)
     attempts: Sequence[AttemptLine] = ()
     steps: Sequence[StepLine] = ()
 
@@ -184,7 +184,7 @@ def _outcome(step: StepLine) -> str:
     if step.state is State.AMBIGUOUS:
         return f"{answers} ambiguous".strip()
     if step.state is State.SENT and step.kind is not Kind.HTTP:
-        if step.kind is Kind.WAIT and step.deadline is not None:
+        if step.kind.waits and step.kind is not Kind.SLEEP and step.deadline is not None:
             return f"open until {moment(step.deadline)}"
         return "open"
     if step.state is State.SENT:
@@ -279,11 +279,20 @@ def summary(tape: Tape) -> list[str]:
 
 
 def until(wake_at: datetime | None, wake_on: Sequence[str]) -> str:
-    """Until when, or for which events, a parked run waits."""
+    """Until when, or for what, a parked run waits."""
     what = [] if wake_at is None else [f"until {moment(wake_at)}"]
-    if wake_on:
-        what.append(f"for {'one of the events' if len(wake_on) > 1 else 'the event'} {', '.join(wake_on)}")
+    for kind, one, many in _AWAITED:
+        names = [name.rpartition(":")[2] for name in wake_on if name.rpartition(":")[0] == kind]
+        if names:
+            what.append(f"for {many if len(names) > 1 else one} {', '.join(names)}")
     return " or ".join(what) or "for nothing"
+
+
+#: What stands before the colon in ``wake_on`` (twiceshy.awaited), and the words for one such and for several.
+_AWAITED = (
+    ("", "the event", "one of the events"),
+    ("approval", "the approval", "one of the approvals"),
+)
 
 
 def moment(at: datetime) -> str:

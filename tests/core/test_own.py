@@ -38,6 +38,11 @@ def asked(method: str, path: str, body: bytes = b"") -> Asked | Refusal | None:
         ("POST", "/events/go/wait", b"", Own(Kind.WAIT, "go"), Effect.REPEATABLE),
         ("POST", "/events/a%2Eb/wait", b'{"timeout": null}', Own(Kind.WAIT, "a.b"), Effect.REPEATABLE),
         ("POST", "/events/go/wait", b'{"timeout": 0}', Own(Kind.WAIT, "go", seconds=0.0), Effect.REPEATABLE),
+        ("POST", "/approvals/boss/wait", b"", Own(Kind.APPROVAL, "boss"), Effect.REPEATABLE),
+        (
+            "POST", "/approvals/boss/wait", b'{"timeout": 3, "request": []}',
+            Own(Kind.APPROVAL, "boss", seconds=3.0), Effect.REPEATABLE,
+        ),
         ("POST", "/steps", b'{"name": "x", "input": [1]}', Own(Kind.LOCAL, "x"), Effect.REPEATABLE),
         ("POST", "/steps", b'{"name": "x", "at_most_once": true}', Own(Kind.LOCAL, "x"), Effect.AT_MOST_ONCE),
     ],
@@ -65,6 +70,16 @@ def test_payloads_stay_as_they_were_written() -> None:
         "id": "one", "name": "go", "at": "2026-01-31T09:00:00.000005Z", "payload": {"a": "\ud800"},
     }  # fmt: skip
     assert own.came("go", None) == b'{"timeout": true}'
+
+
+def test_a_member_is_taken_as_it_was_written() -> None:
+    text = b' { "a" : [1, {"b": 2}] ,"b":  1e400 , "a" :{"x":  "\\ud800,}"}, "\\u0063": "\xc3\xa9"}  '
+    assert payload.member(text, "a") == b'{"x":  "\\ud800,}"}'
+    assert payload.member(text, "b") == b"1e400"
+    assert payload.member(text, "c") == b'"\xc3\xa9"'
+    assert payload.member(text, "d") is None
+    assert payload.member(b"{ }", "a") is None
+    assert payload.member(b"{}", "a") is None
 
 
 def test_json_is_read_strictly() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from runtime import events, runs
 from runtime.database import connect
-from runtime.entries import Answer, Begun, Conflict, Intent, Own, Parked, Recorded
+from runtime.entries import Answer, Begun, Conflict, Event, Intent, Own, Parked, Recorded
 from runtime.errors import NotFound, NotNow, UsageError
 from runtime.journal import Journal
 from runtime.step import Effect, Kind, RunStatus
@@ -55,10 +55,10 @@ async def test_an_event_is_taken_with_the_record_and_once(dsn: str, scene: Scene
     await send(scene, payload=b'{"a":  "\\u0000", "a": 1e400}', id="one")
     first, second = await begin(scene, WAIT, "first"), await begin(scene, WAIT, "second")
     found = await scene.journal.waiting([(scene.run_id, "first", first), (scene.run_id, "second", second)])
-    event = found[first].event
-    assert event is not None
+    event = found[first].came
+    assert isinstance(event, Event)
     assert (event.id, event.payload) == ("one", b'{"a":  "\\u0000", "a": 1e400}')
-    assert found[second].event is None
+    assert found[second].came is None
     assert isinstance(await take(scene, first, "one", "first"), Recorded)
     # The reply to that was lost: it is the same record.
     assert isinstance(await take(scene, first, "one", "first"), Recorded)
@@ -73,7 +73,7 @@ async def test_waits_of_one_name_get_an_event_each_in_their_order(scene: Scene) 
         await send(scene, id=f"e{n}")
     await send(scene, "other")
     found = await scene.journal.waiting([(scene.run_id, f"w{n}", each) for n, each in enumerate(exchanges)])
-    assert [found[each].event.id for each in exchanges] == ["e0", "e1", "e2"]  # type: ignore[union-attr]
+    assert [found[each].came.id for each in exchanges] == ["e0", "e1", "e2"]  # type: ignore[union-attr]
 
 
 async def test_an_id_is_sent_once(dsn: str, scene: Scene) -> None:
@@ -92,7 +92,7 @@ async def test_one_wait_and_ten_senders_at_once(dsn: str, journal: Journal) -> N
         exchange = await begin(scene, WAIT)
         await asyncio.gather(*(send(scene, id=f"e{n}") for n in range(10)))
         found = await look(scene, exchange)
-        assert isinstance(await take(scene, exchange, found.event.id), Recorded)
+        assert isinstance(await take(scene, exchange, found.came.id), Recorded)
         assert await look(scene, exchange) is None  # it waits no more
         assert sorted(map(str, await consumers(dsn, scene.run_id))) == ["None"] * 9 + ["w"]
 
@@ -138,8 +138,8 @@ async def test_what_came_after_the_deadline_is_left_for_the_next_wait(scene: Sce
     await send(scene)
     found = await look(scene, over)
     assert found.left < 0
-    assert found.event is None
-    assert (await look(scene, await begin(scene, WAIT, "next"), "next")).event is not None
+    assert found.came is None
+    assert (await look(scene, await begin(scene, WAIT, "next"), "next")).came is not None
 
 
 async def test_a_living_sidecar_gives_up_what_never_left_the_house(journal: Journal, scene: Scene) -> None:

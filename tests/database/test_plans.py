@@ -22,6 +22,7 @@ OF_MANY = {
     "installation": "one row",
     "secret": "one row",
     "started": "a key, by the primary key",
+    "open_approvals": "the list for people, by its own index",
     "wake": "parked runs that are due, by their own index",
     "next_queued": "the head of the queue, by its own index",
     "next_silent": "leases that are over, by their own index",

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime import events
+from runtime import approvals, events
 from runtime.database import connect
+from runtime.entries import Decision
 from sandbox.client import Sandbox
 from tests.conftest import _still_keeping, fresh_database, scratch
 from tests.kill.launchers import Bench, World, until
@@ -99,6 +100,17 @@ def send(bench: Bench, name: str) -> None:
     wait_apart(work())
 
 
+def decide(bench: Bench, name: str) -> Decision:
+    async def work() -> Decision:
+        connection = await connect(bench.world.dsn, name="test")
+        try:
+            return await approvals.decide(connection, bench.run_id, name, "approve", by="ann")
+        finally:
+            await connection.close()
+
+    return wait_apart(work())
+
+
 def result(bench: Bench) -> object:
     return json.loads(bench.world.fetch("SELECT result FROM twiceshy.run WHERE id = $1", bench.run_id)[0]["result"])
 
@@ -107,7 +119,7 @@ REFUND = """
 began=$(own /now)
 own /sleep '{"seconds": 1}'
 order 1
-answer=$(own /events/approval/wait '{"timeout": 600}')
+answer=$(own /approvals/manager/wait '{"timeout": 600, "request": {"lines": 2}}')
 order 2
 printf '{"began": %s, "answer": %s}' "$began" "$answer" | curl -sS -f -X PUT -d @- http://twiceshy.internal/result
 """
@@ -119,14 +131,16 @@ def test_curl_alone_sleeps_waits_for_an_approval_and_ends(bench: Bench) -> None:
     until(lambda: bench.made("orders") == 1, "it has slept")
     parked(bench)  # waiting
     shown = bench.verb("show", bench.run_id).stdout
-    assert "wait   approval" in shown
+    assert "approval manager" in shown
     assert "parked: it waits until" in shown
-    assert "or for the event approval" in shown
-    assert bench.verb("event", bench.run_id, "approval", "--json", '{"by":  "ann"}', "--id", "one").returncode == 0
+    assert "or for the approval manager" in shown
+    assert bench.verb("event", bench.run_id, "manager").returncode == 0
+    assert status(bench) == "parked"  # no event is a decision
+    decided = decide(bench, "manager")
     code, _, err = bench.end(launcher)
     assert (code, status(bench)) == (0, "done"), err
-    event = result(bench)["answer"]["event"]  # type: ignore[index]
-    assert (event["id"], event["payload"]) == ("one", {"by": "ann"})
+    said = result(bench)["answer"]["approval"]  # type: ignore[index]
+    assert (said["id"], said["decision"], said["by"]) == (decided.id, "approve", "ann")
     assert bench.made("orders") == 2
     assert bench.outcomes == ["parked", "parked", "done"]
 
@@ -147,13 +161,12 @@ def test_it_is_killed_wherever_it_is(bench: Bench) -> None:
         bench.shell(f"kill -9 {pid}")
     parked(bench)
     launcher.kill()
-    assert bench.verb("event", bench.run_id, "approval").returncode == 0
+    decided = decide(bench, "manager")
     assert status(bench) == "queued"
     code, _, err = bench.run(*command)
     assert (code, status(bench)) == (0, "done"), err
     assert bench.made("orders") == 2
-    [taken] = bench.world.fetch("SELECT consumed_by FROM twiceshy.event WHERE run_id = $1", bench.run_id)
-    assert taken["consumed_by"]
+    assert result(bench)["answer"]["approval"]["id"] == decided.id  # type: ignore[index]
 
 
 @pytest.mark.check_all

@@ -1,0 +1,190 @@
+-- Approvals: waits that a person ends.
+
+ALTER DOMAIN twiceshy.step_kind DROP CONSTRAINT step_kind_check;
+ALTER DOMAIN twiceshy.step_kind ADD CONSTRAINT step_kind_check
+    CHECK (VALUE IN ('http', 'local', 'sleep', 'wait', 'value', 'approval'));
+
+CREATE DOMAIN twiceshy.decision AS text CHECK (VALUE IN ('approve', 'decline', 'timeout'));
+
+-- What became of a step that waits for a person: the first that is written down counts, be it a decision or that none
+-- came in time. No event is a decision, whatever its name.
+CREATE TABLE twiceshy.approval (
+    run_id     text COLLATE "C" NOT NULL,
+    -- The step's key.
+    id         text COLLATE "C" NOT NULL,
+    name       text COLLATE "C" NOT NULL,
+    asked_at   timestamptz NOT NULL,
+    deadline   timestamptz,
+    decision   twiceshy.decision,
+    decided_by text,
+    comment    text,
+    at         timestamptz,
+    PRIMARY KEY (run_id, id)
+);
+CREATE INDEX approval_open ON twiceshy.approval (asked_at, run_id, id) WHERE decision IS NULL;
+
+-- A new step in the state that is given; false: the step is there already.
+CREATE OR REPLACE FUNCTION twiceshy.write_step_row(
+    e twiceshy.entry, state text, attempt int, begun bigint, at timestamptz
+) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    due timestamptz := coalesce(e.until, at + make_interval(secs => e.seconds));
+BEGIN
+    INSERT INTO twiceshy.step (
+        run_id, key, begun, attempt, kind, effect, state, explicit, fingerprint, occurrence, secondary, method, url,
+        exchange, sidecar, place, wire_key, request_head, request_body, rules, begun_at, sent_at, subject, deadline)
+    VALUES (
+        e.run_id, e.key, begun, attempt, coalesce(e.step_kind, 'http'), e.effect, state, e.explicit, e.fingerprint,
+        e.occurrence, e.secondary, e.method, e.url, e.exchange, e.sidecar, e.place, e.wire_key, e.request_head,
+        e.request_body, e.rules, at, at, e.subject, due)
+    ON CONFLICT ON CONSTRAINT step_pkey DO NOTHING;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    IF e.step_kind = 'approval' THEN
+        INSERT INTO twiceshy.approval (run_id, id, name, asked_at, deadline)
+        VALUES (e.run_id, e.key, e.subject, at, due);
+    END IF;
+    RETURN true;
+END
+$$;
+
+-- Answer: guarded by its exchange, not by the lease. settled: a late one, which ended a doubt. One that takes an event,
+-- or says that nobody decided in time, is recorded with that, or not at all.
+CREATE OR REPLACE FUNCTION twiceshy.write_answer(
+    e twiceshy.entry, counter bigint, at timestamptz,
+    OUT outcome text, OUT begun bigint, OUT recorded bigint, OUT settled boolean
+) LANGUAGE plpgsql AS $$
+DECLARE
+    place int;
+BEGIN
+    outcome := 'recorded';
+    settled := false;
+    IF e.event IS NOT NULL OR e.step_kind = 'approval' THEN
+        IF e.event IS NOT NULL THEN
+            UPDATE twiceshy.event v SET consumed_by = e.key
+            FROM twiceshy.step s
+            WHERE s.run_id = e.run_id AND s.key = e.key AND s.exchange = e.exchange AND s.state = 'sent'
+              AND v.run_id = e.run_id AND v.name = s.subject AND v.id = e.event AND v.consumed_by IS NULL;
+        ELSE
+            UPDATE twiceshy.approval p SET decision = 'timeout', at = write_answer.at
+            FROM twiceshy.step s
+            WHERE s.run_id = e.run_id AND s.key = e.key AND s.exchange = e.exchange AND s.state = 'sent'
+              AND p.run_id = e.run_id AND p.id = e.key AND p.decision IS NULL;
+        END IF;
+        IF NOT FOUND THEN
+            SELECT a.recorded INTO recorded
+            FROM twiceshy.answer a WHERE a.run_id = e.run_id AND a.key = e.key AND a.exchange = e.exchange;
+            IF NOT FOUND THEN
+                outcome := 'conflict';
+            END IF;
+            RETURN;
+        END IF;
+    END IF;
+    UPDATE twiceshy.step s SET state = e.becomes
+    WHERE s.run_id = e.run_id AND s.key = e.key AND s.exchange = e.exchange AND s.state = 'sent'
+    RETURNING s.place, s.begun INTO place, begun;
+    IF NOT FOUND THEN
+        SELECT a.recorded INTO recorded
+        FROM twiceshy.answer a WHERE a.run_id = e.run_id AND a.key = e.key AND a.exchange = e.exchange;
+        IF FOUND THEN
+            RETURN;  -- committed before
+        END IF;
+        -- It settles what its own exchange left open; where a key makes all exchanges of a step one effect,
+        -- what any of them left open.
+        UPDATE twiceshy.step s SET state = e.becomes
+        WHERE s.run_id = e.run_id AND s.key = e.key
+          AND (s.exchange = e.exchange AND s.state IN ('ambiguous', 'not_sent')
+               OR s.effect <> 'at_most_once' AND s.state = 'ambiguous')
+        RETURNING s.place, s.begun INTO place, begun;
+        settled := FOUND;
+        IF NOT settled THEN
+            outcome := 'conflict';
+            UPDATE twiceshy.step s
+            SET evidence = concat_ws(E'\n', s.evidence, format(
+                'exchange %s, which had lost the step, ended with %s (%s bytes)', e.exchange, e.status, e.size))
+            WHERE s.run_id = e.run_id AND s.key = e.key AND strpos(coalesce(s.evidence, ''), e.exchange::text) = 0;
+            RETURN;
+        END IF;
+    END IF;
+    recorded := counter + 1;
+    PERFORM twiceshy.write_answer_row(e, place, recorded, at);
+END
+$$;
+
+-- What a step waits for, as run.wake_on has it. Neither is the name of any event.
+CREATE FUNCTION twiceshy.awaited(kind text, subject text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE kind WHEN 'wait' THEN subject WHEN 'approval' THEN 'approval:' || subject END
+$$;
+
+-- The attempt gives its place up until one of the waits that it is held by (their keys) is due. outcome: parked; due
+-- (one of them is, or is over); refused (the fence does not hold). Events and decisions come under the same lock, so
+-- none is missed in between.
+CREATE OR REPLACE FUNCTION twiceshy.park(
+    run text, token bytea, owner text, held text[], OUT outcome text, OUT until timestamptz
+) LANGUAGE plpgsql AS $$
+DECLARE
+    u     record;
+    names text[];
+    open  int;
+    at    timestamptz;
+BEGIN
+    SELECT r.status, r.token_hash, r.sidecar, r.attempt INTO u FROM twiceshy.run r WHERE r.id = run FOR NO KEY UPDATE;
+    at := twiceshy.now();
+    IF NOT FOUND OR u.token_hash IS DISTINCT FROM token OR u.status <> 'running' OR u.sidecar IS DISTINCT FROM owner THEN
+        outcome := 'refused';
+        RETURN;
+    END IF;
+    SELECT min(s.deadline), array_agg(DISTINCT twiceshy.awaited(s.kind, s.subject)) FILTER (WHERE s.kind <> 'sleep'),
+           count(*)
+    INTO until, names, open
+    FROM twiceshy.step s
+    WHERE s.run_id = run AND s.key = ANY(held) AND s.kind IN ('sleep', 'wait', 'approval') AND s.state = 'sent';
+    IF open = 0 OR open <> cardinality(held) OR until <= at OR EXISTS (
+        SELECT FROM twiceshy.event v WHERE v.run_id = run AND v.name = ANY(names) AND v.consumed_by IS NULL
+    ) OR EXISTS (
+        SELECT FROM twiceshy.approval p WHERE p.run_id = run AND p.id = ANY(held) AND p.decision IS NOT NULL)
+    THEN
+        outcome := 'due';
+        RETURN;
+    END IF;
+    UPDATE twiceshy.run r SET status = 'parked', wake_at = until, wake_on = names, changed_at = at WHERE r.id = run;
+    UPDATE twiceshy.attempt t SET ended_at = at, outcome = 'parked'
+    WHERE t.run_id = run AND t.n = u.attempt AND t.ended_at IS NULL;
+    outcome := 'parked';
+END
+$$;
+
+-- An event for a run, and its waking. outcome: sent; known (it was sent before); other (its id was, with another
+-- payload); no_run; ended. woken: the run that is queued now.
+DROP FUNCTION twiceshy.send_event(text, text, text, bytea);
+CREATE FUNCTION twiceshy.send_event(
+    run text, event_name text, event_id text, body bytea, OUT outcome text, OUT woken text
+) LANGUAGE plpgsql AS $$
+DECLARE
+    u   record;
+    old bytea;
+BEGIN
+    SELECT r.status, r.wake_on, r.counter INTO u FROM twiceshy.run r WHERE r.id = run FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        outcome := 'no_run';
+        RETURN;
+    END IF;
+    SELECT v.payload INTO old FROM twiceshy.event v WHERE v.run_id = run AND v.name = event_name AND v.id = event_id;
+    IF FOUND THEN
+        outcome := CASE WHEN old = body THEN 'known' ELSE 'other' END;
+        RETURN;
+    END IF;
+    IF u.status IN ('done', 'cancelled') THEN
+        outcome := 'ended';
+        RETURN;
+    END IF;
+    INSERT INTO twiceshy.event (run_id, name, id, sent, payload, at)
+    VALUES (run, event_name, event_id, u.counter + 1, body, twiceshy.now());
+    UPDATE twiceshy.run r SET counter = u.counter + 1 WHERE r.id = run;
+    UPDATE twiceshy.run r SET status = 'queued', wake_at = NULL, wake_on = NULL, changed_at = twiceshy.now()
+    WHERE r.id = run AND r.status = 'parked' AND event_name = ANY(r.wake_on)
+    RETURNING r.id INTO woken;
+    outcome := 'sent';
+END
+$$;

@@ -1,0 +1,121 @@
+"""Approvals at twiceshy.internal: a wait that a person ends, recorded once and the same in every attempt."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from runtime import approvals
+from runtime.database import connect
+from runtime.entries import Decision, Verdict
+from runtime.errors import Decided, NotNow
+from tests.proxy.test_waits import AGENT_API, ask, send, until_open
+from tests.stack import Stack, stack, wait_apart
+
+WAIT = "/approvals/manager/wait"
+
+
+@pytest.fixture(scope="module")
+def module_stack(module_dsn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A sidecar that looks often, and parks nothing."""
+    with stack(module_dsn, tmp_path_factory.mktemp("stack"), poll=0.1, hold=60) as made:
+        yield made
+
+
+def call(stack: Stack, verb: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    async def work() -> Any:
+        connection = await connect(stack.dsn, name="test")
+        try:
+            return await verb(connection, *arguments, **named)
+        finally:
+            await connection.close()
+
+    return wait_apart(work())
+
+
+def decide(stack: Stack, run: str, decision: Verdict = "approve", named: str = "manager", **words: str) -> Decision:
+    decided = call(stack, approvals.decide, run, named, decision, **words)
+    assert isinstance(decided, Decision)
+    return decided
+
+
+def test_a_person_decides_and_it_is_recorded(shared: Stack) -> None:
+    attempt = shared.claim("decided")
+    body = b'{"request": {"amount":  1e400, "to": "\\u0000"}, "timeout": 60}'
+    waiting = attempt.in_background("POST", AGENT_API + WAIT, body)
+    until_open(shared, "decided")
+    send(shared, "decided", "manager", b'{"decision": "approve"}')
+    [opened] = call(shared, approvals.open_ones, run="decided")
+    assert (opened.name, opened.request) == ("manager", b'{"amount":  1e400, "to": "\\u0000"}')
+    decided = decide(shared, "decided", "decline", by="ann", comment="too much")
+    reply = waiting.result()
+    said = reply.json()["approval"]
+    assert (said["id"], said["name"], said["decision"]) == (reply.step, "manager", "decline")
+    assert (said["by"], said["comment"]) == ("ann", "too much")
+    assert decided.id == reply.step
+    assert attempt.ask("POST", AGENT_API + WAIT, b'{"timeout": 0}').json() == {"timeout": True}
+    assert shared.claim("decided").ask("POST", AGENT_API + WAIT, body).body == reply.body
+
+
+def test_each_wait_is_an_approval_of_its_own(shared: Stack) -> None:
+    attempt = shared.claim("two")
+    waits = [attempt.in_background("POST", AGENT_API + WAIT, {"timeout": 60}, {"Twiceshy-Step": key}) for key in "ab"]
+    until_open(shared, "two", 2)
+    with pytest.raises(NotNow, match="more than once"):
+        decide(shared, "two")
+    verdicts: list[Verdict] = ["approve", "decline"]
+
+    def one(n: int) -> Decision:
+        try:
+            return decide(shared, "two", verdicts[n % 2], "a", by=str(n))
+        except Decided as error:
+            return error.first
+
+    with ThreadPoolExecutor(10) as threads:
+        told = set(threads.map(one, range(10)))
+    [first] = told
+    assert waits[0].result().json()["approval"]["by"] == first.by
+    assert [each.id for each in call(shared, approvals.open_ones, run="two")] == ["b"]
+    decide(shared, "two", "approve", "b")
+    second = waits[1].result()
+    later = shared.claim("two")
+    assert ask(later, WAIT, {"timeout": 60}, "b").body == second.body
+    assert ask(later, WAIT, {"timeout": 60}, "a").json()["approval"]["by"] == first.by
+
+
+def until_due(stack: Stack, run: str, key: str) -> None:
+    """Return some milliseconds before the step's deadline, by the database's clock."""
+    early = (
+        "SELECT clock_timestamp() < deadline - interval '5 ms' AS early "
+        "FROM twiceshy.step WHERE run_id = $1 AND key = $2"
+    )
+    while stack.fetch(early, run, key)[0]["early"]:
+        pass
+
+
+def test_a_timeout_and_a_decision_at_the_same_instant(shared: Stack) -> None:
+    attempt = shared.claim("instant")
+    ends = {}
+    for n in range(12):
+        waiting = attempt.in_background("POST", AGENT_API + WAIT, {"timeout": 0.1}, {"Twiceshy-Step": f"w{n}"})
+        until_open(shared, "instant")
+        until_due(shared, "instant", f"w{n}")
+        try:
+            decided: Decision | None = decide(shared, "instant", named=f"w{n}")
+        except NotNow:
+            decided = None
+        said = ends[f"w{n}"] = waiting.result().json()
+        assert said == {"timeout": True} if decided is None else said["approval"]["id"] == decided.id
+    later = shared.claim("instant")
+    assert {key: ask(later, WAIT, {"timeout": 0.1}, key).json() for key in ends} == ends
+
+
+def test_what_is_malformed_is_refused(shared: Stack) -> None:
+    attempt = shared.claim("malformed")
+    for path, body in (
+        (WAIT, {"timeout": -1}), (WAIT, {"by": "me"}), ("/approvals/a%3Ab/wait", {}), ("/approvals//wait", {}),
+    ):  # fmt: skip
+        reply = ask(attempt, path, body)
+        assert (reply.status, reply.error) == (400, "bad-request"), (path, body)
+    assert shared.fetch("SELECT FROM twiceshy.step WHERE run_id = 'malformed'") == []
