@@ -1,4 +1,4 @@
-"""Tiers of tests: which ones `make test` leaves out, and says so.
+"""Tiers of tests: which ones `make test` leaves out, and says so; and how property tests are judged.
 
 A test marked with a tier runs with ``--tier NAME`` (or ``--tier all``), or when ``-m`` names the tier.
 What a tier is for is said once, with its marker in pyproject.toml.
@@ -8,6 +8,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 TIERS = ("check_all", "proof")
 LEFT_OUT = pytest.StashKey[dict[str, int]]()
@@ -21,8 +22,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Nothing is left out yet."""
+    """Nothing is left out yet; and property tests have their profile.
+
+    They are judged by what they find, not by how fast a shared machine runs them. What decides on a change tries the
+    same examples everywhere; the tiers look for new ones.
+    """
     config.stash[LEFT_OUT] = {}
+    settings.register_profile(
+        "house", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True,
+        derandomize=not config.getoption("tier"),
+    )  # fmt: skip
+    settings.load_profile("house")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
