@@ -19,8 +19,8 @@ from runtime import database, lease, rows, runs
 from runtime.database import Connection, sql
 from runtime.entries import (
     Bound,
-    Entry,
     Decision,
+    Entry,
     Event,
     Fence,
     Fenced,
@@ -362,6 +362,13 @@ def _translated(error: BaseException) -> TwiceshyError:
     return DatabaseAway(f"Postgres does not answer: {str(error) or type(error).__name__}")
 
 
+def _came(row: rows.Row) -> Event | Decision | None:
+    """What a step waited for, by the statement ``waiting``."""
+    if row["id"] is not None:
+        return Event(row["id"], row["payload"], row["at"])
+    return None if row["decision"] is None else rows.decision(row)
+
+
 def _left(row: rows.Row) -> float:
     return -1.0 if row["lease_left"] is None else float(row["lease_left"])
 
@@ -371,10 +378,3 @@ def _standing(row: rows.Row | None, fence: Fence) -> Bound | Fenced | Stopped:
     if against is not None or row is None:
         return against or Fenced()
     return Bound(row["attempt"], row["uuid"], _left(row))
-def _came(row: rows.Row) -> Event | Decision | None:
-    """What a step waited for, by the statement ``waiting``."""
-    if row["id"] is not None:
-        return Event(row["id"], row["payload"], row["at"])
-    return None if row["decision"] is None else rows.decision(row)
-
-

@@ -101,6 +101,12 @@ async def hint(connection: Connection, run_id: str) -> None:
     await connection.execute(sql("hint"), run_id)
 
 
+async def told(connection: Connection, run_id: str) -> None:
+    """``hint``, for who has done what counts: that it fails is no failure of theirs."""
+    with contextlib.suppress(*ERRORS):
+        await hint(connection, run_id)
+
+
 # ---- taking
 
 
@@ -138,12 +144,6 @@ async def requeue_of_dead(
     """Queue one run again whose attempt is of one of *workers*, which by their locks are dead; None: there is none."""
     run = await connection.fetchrow(sql("next_of_the_dead"), host, folder, workers)
     return (
-async def told(connection: Connection, run_id: str) -> None:
-    """``hint``, for who has done what counts: that it fails is no failure of theirs."""
-    with contextlib.suppress(*ERRORS):
-        await hint(connection, run_id)
-
-
         None if run is None else await _requeue(connection, run, leases.Owner("worker", host, folder), lease, backoff)
     )
 
