@@ -342,17 +342,6 @@ LEFT JOIN LATERAL (
     ORDER BY v.sent LIMIT 1 OFFSET o.ahead
 ) e ON true;
 
--- ---- for people
-
--- run: one run
-SELECT u.*, extract(epoch FROM u.lease_expires_at - twiceshy.now())::float8 AS lease_left
-FROM twiceshy.run u WHERE u.id = $1;
-
--- runs: the newest runs, of one status or of any, of one agent or of any
-SELECT u.*, extract(epoch FROM u.lease_expires_at - twiceshy.now())::float8 AS lease_left
-FROM twiceshy.run u
-WHERE ($1::text IS NULL OR u.status = $1) AND ($3::text IS NULL OR u.agent = $3)
-ORDER BY u.created_at DESC, u.id LIMIT $2;
 -- wake_for: the run, if it is parked and waits for this
 UPDATE twiceshy.run u SET status = 'queued', wake_at = NULL, wake_on = NULL, changed_at = twiceshy.now()
 WHERE u.id = $1 AND u.status = 'parked' AND $2::text = ANY(u.wake_on) RETURNING u.id;
@@ -377,6 +366,17 @@ WHERE p.decision IS NULL AND (p.deadline IS NULL OR p.deadline >= (SELECT twices
   AND ($4::timestamptz IS NULL OR (p.asked_at, p.run_id, p.id) > ($4, $5::text, $6::text))
 ORDER BY p.asked_at, p.run_id, p.id LIMIT $3;
 
+-- ---- for people
+
+-- run: one run
+SELECT u.*, extract(epoch FROM u.lease_expires_at - twiceshy.now())::float8 AS lease_left
+FROM twiceshy.run u WHERE u.id = $1;
+
+-- runs: the newest runs, of one status or of any, of one agent or of any
+SELECT u.*, extract(epoch FROM u.lease_expires_at - twiceshy.now())::float8 AS lease_left
+FROM twiceshy.run u
+WHERE ($1::text IS NULL OR u.status = $1) AND ($3::text IS NULL OR u.agent = $3)
+ORDER BY u.created_at DESC, u.id LIMIT $2;
 
 -- steps: the steps of a run, with the statuses of their answers
 SELECT s.key, s.begun, s.attempt, s.kind, s.effect, s.state, s.method, s.url, s.wire_key, s.sidecar, s.begun_at,
