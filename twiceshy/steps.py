@@ -1,0 +1,152 @@
+"""Steps that the agent does itself: a function between a permit and its output. Pure (``twiceshy.operation``).
+
+What the function returns is given as it is in the journal, JSON, also the first time; and what it raises as
+``StepFailed``, also the first time. So a program sees no difference between doing a step and being told of it.
+"""
+
+import functools
+import json
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from twiceshy import database, wire
+from twiceshy.asking import ask, dump, seconds
+from twiceshy.errors import StepFailed
+from twiceshy.operation import PERMIT, Do, Operation, Pause
+
+#: The pause before a second try, in seconds; twice as long before each further one, at most a minute.
+PAUSE, PAUSE_MAX = 1.0, 60.0
+
+
+class Permit:
+    """The right to do a step now."""
+
+    def __init__(self, name: str, reply: wire.Reply) -> None:
+        said = reply.json()
+        self.name = name
+        self.key: str = said["step"]
+        self.idempotency_key: str = said.get("idempotency_key", "")
+        self.progress: Any = said.get("progress")
+        self.run: str = said.get("run", "")
+        self.token: str = said.get("token", "")
+
+    @property
+    def path(self) -> str:
+        return f"/steps/{wire.quoted(self.key)}"
+
+
+def step(
+    name: str,
+    work: Callable[..., Any],
+    *args: Any,
+    key: str | None = None,
+    at_most_once: bool = False,
+    max_tries: int = 1,
+    timeout: float | timedelta | None = None,
+    heartbeat_timeout: float | timedelta | None = None,
+) -> Operation[Any]:
+    """Call ``work(*args)`` once, and give what it returned then, as JSON, whenever the agent comes here again.
+
+    *name* and *args* tell it from other steps, and among equal ones their order; *key* names it outright. A failure is
+    tried again up to *max_tries* times. With *at_most_once* a step of which nobody knows whether it was done stops the
+    run, instead of being done again. Within *work*: ``heartbeat``, ``progress``, ``idempotency_key``.
+    """
+    options = {
+        "at_most_once": at_most_once or None,
+        "timeout": None if timeout is None else seconds(timeout),
+        "heartbeat_timeout": None if heartbeat_timeout is None else seconds(heartbeat_timeout),
+    }
+    return (yield from _done(name, args, options, max_tries, lambda _: functools.partial(work, *args), key=key))
+
+
+def _done(
+    name: str, args: tuple[Any, ...], options: Mapping[str, Any], max_tries: int,
+    work: Callable[[Permit], Callable[[], Any]], *, key: str | None = None, recorded: bool = False,
+) -> Operation[Any]:  # fmt: skip
+    """What came of the step, now or before. *recorded*: what *work* makes has recorded its output itself."""
+    begin = {"name": name, "input": list(args), "max_tries": None if max_tries == 1 else max_tries, **options}
+    given = {option: value for option, value in begin.items() if value is not None}
+    reply = yield from ask("POST", "/steps", dump(given, f"the input of step {name}"), key=key)
+    cause: Exception | None = None
+    pause = PAUSE
+    while reply.status == 201:
+        permit = Permit(name, reply)
+        if cause is not None:
+            yield Pause(pause)
+            pause = min(2 * pause, PAUSE_MAX)
+        try:
+            output = yield Do(work(permit), permit, options.get("timeout"))
+            body, cause = dump({"output": output}, f"the output of step {name}"), None
+        except Exception as error:
+            body, cause = _failure(error, again=max_tries > 1), error
+        if cause is None and recorded:
+            return json.loads(body)["output"]
+        # Where the fate of a commit is not known, the journal knows it: the first outcome counts.
+        reply = yield from ask("PUT", permit.path, body)
+    said = reply.json()
+    if "error" in said:
+        raise StepFailed(name, said["error"]) from cause
+    return said["output"]
+
+
+def _failure(error: Exception, *, again: bool) -> bytes:
+    said: dict[str, Any] = {"error": {"type": type(error).__name__, "message": str(error)}}
+    return dump({**said, "again": True} if again else said, "an error")
+
+
+# ---- within a step
+
+
+def _permit(what: str) -> Permit:
+    permit = PERMIT.get()
+    if not isinstance(permit, Permit):
+        raise RuntimeError(
+            f"{what}: no step is being done here. It is for the function of a step, in the thread (or the task) that "
+            "this function was called in"
+        )
+    return permit
+
+
+def heartbeat(progress: Any = None) -> Operation[None]:
+    """Within a step: it is being done; *progress*, JSON, is kept, and the next attempt's ``progress()``."""
+    permit = _permit("heartbeat")
+    body = None if progress is None else dump({"progress": progress}, f"the progress of step {permit.name}")
+    yield from ask("POST", f"{permit.path}/heartbeat", body)
+    if progress is not None:
+        permit.progress = progress
+
+
+def progress(default: Any = None) -> Any:
+    """Within a step: what the last heartbeat kept, also that of an attempt that died; else *default*."""
+    kept = _permit("progress").progress
+    return default if kept is None else kept
+
+
+def idempotency_key() -> str:
+    """Within a step: the key to hand on, the same whenever this step is done."""
+    return _permit("idempotency_key").idempotency_key
+
+
+# ---- in a transaction of the agent's own
+
+
+def transaction(
+    name: str, connection: Any, work: Callable[..., Any], *args: Any, key: str | None = None, max_tries: int = 1
+) -> Operation[Any]:
+    """A step whose effect is rows in the database that twiceshy is in: they and its output are committed together.
+
+    ``work(cursor, *args)`` with a connection of DB-API (psycopg, psycopg2, pg8000; not in autocommit), awaited with
+    psycopg's AsyncConnection, ``work(connection, *args)`` with one of asyncpg.
+    """
+    perform = database.performer(connection)
+
+    def within(permit: Permit) -> Callable[[], Any]:
+        def parameters(output: Any) -> list[Any]:
+            text = dump(output, f"the output of step {name}").decode("ascii")
+            return [permit.run, permit.token, permit.key, text]
+
+        return functools.partial(perform, connection, work, args, parameters)
+
+    options = {"transaction": True}
+    return (yield from _done(name, args, options, max_tries, within, key=key, recorded=True))
