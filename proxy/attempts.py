@@ -92,6 +92,11 @@ class Run:
         """A client waits on an exchange of this run, or is passed through: a long call is not a dead agent."""
         return bool(self.serving or self.passing) or any(exchange.clients for exchange in self.exchanges.values())
 
+    @property
+    def idle(self) -> float:
+        """Seconds for which nothing came from it, and nothing was under way that it waits for."""
+        return 0.0 if self.attached else time.monotonic() - self.idle_since
+
     def refuse(self, refusal: Refusal) -> None:
         """From now on every request of the attempt gets *refusal*, and what is open to it is cut."""
         if self.refusal is None:

@@ -106,7 +106,8 @@ class Handler:
             return came
         run, request = came
         reach("read-whole")
-        run.idle_since = time.monotonic()
+        if not internal.is_of_launchers(request):
+            run.idle_since = time.monotonic()
         if addressed.target.internal:
             return await self._own(run, request, addressed, client)
         rule = await read_apart(request, lambda: self._rules.match(request))

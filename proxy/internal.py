@@ -1,7 +1,8 @@
 """``http://twiceshy.internal/``: what an agent or its launcher asks the sidecar itself (DESIGN §6).
 
 GET  /run       this run: id, attempt, input
-GET  /attempt   what the attempt did so far (runtime.tape), and how many exchanges are still out
+GET  /attempt   what the attempt did so far (runtime.tape), how many exchanges are still out, and since
+                when nothing came from it, in seconds (a question of its launcher's)
 PUT  /steps/KEY what came of a local step (proxy.permits): {"output": …} or {"error": …}
 POST /steps/KEY/heartbeat   the step is being done; {"progress": …}: how far it is
 PUT  /result    the run's result, JSON; the last one counts. An attempt that no launcher watches ends with it as done
@@ -37,7 +38,7 @@ async def answer(
             found = _met(run, request) or Refusal("not-found", f"There is no {method} {path} at {request.host}.")
         case "GET", "/attempt":
             await attempts.save(run)
-            found = json.dumps(run.report()).encode("ascii")
+            found = json.dumps(run.report() | {"idle": run.idle}).encode("ascii")
         case "GET", "/run":
             text = await journal.input(run.run_id)
             shown = {"run": run.run_id, "attempt": run.tape.attempt}
@@ -54,6 +55,11 @@ async def answer(
     if isinstance(found, Refusal):
         return Head(found.status, found.reason, found.headers()), found.body()
     return Head(204, b"No Content", ()) if not found else Head(200, b"OK", _JSON), found
+
+
+def is_of_launchers(request: Request) -> bool:
+    """Whether *request* is a launcher's question, which is no sign of life of its agent."""
+    return (request.host, request.method, request.path) == (INTERNAL, "GET", "/attempt")
 
 
 def _met(run: Run, request: Request) -> bytes:

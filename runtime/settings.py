@@ -62,7 +62,7 @@ class Settings(BaseModel):
         None, gt=0, description="how long one attempt of an agent may take; then it is ended, and counts as failed"
     )
     idle_timeout: float = Field(
-        3600.0, gt=0, description="an attempt without a launcher ends after this long without a request"
+        3600.0, gt=0, description="an attempt of a worker, or without a launcher, ends after this long without a request"
     )
     payload_max: int = Field(1 << 20, gt=0, description="largest payload of an event, input or output of a local step")
     hold: float = Field(3.0, gt=0, description="how long a sleep or wait is held open before its run may park")

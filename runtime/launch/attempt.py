@@ -34,7 +34,7 @@ class Why(StrEnum):
     EXITED = "exited"  # the agent's own end
     UNHEARD = "unheard"  # it ended well, but an exchange still out then got no final answer
     STOPPED = "stopped"  # the run is not running any more: stopped, cancelled, parked
-    OVERDUE = "overdue"  # it took longer than it may
+    OVERDUE = "overdue"  # it took longer than it may, or was silent for longer
     LOST = "lost"  # another attempt has the run
     SIDECAR = "sidecar"  # its sidecar was replaced
     INTERRUPTED = "interrupted"  # by a signal
@@ -65,8 +65,9 @@ class Attempt:
 
     def __init__(
         self, settings: Settings, claim: runs.Claim, program: Program, keeping: Keeping, patient: Patient,
-        signals: Signals, kit: Kit | None = None, watch: Watch | None = None,
+        signals: Signals, kit: Kit | None = None, watch: Watch | None = None, idle_timeout: float | None = None,
     ) -> None:  # fmt: skip
+        """*idle_timeout*: how long it may do nothing that can be seen; None: for ever."""
         self.settings = settings
         self.claim = claim
         self.program = program
@@ -75,6 +76,7 @@ class Attempt:
         self.signals = signals
         self.kit = kit
         self.watch = watch
+        self.idle_timeout = idle_timeout
         self.token_hash = runs.hash_token(claim.token)
         self.proxy = keeping.proxy
         self.sidecar = keeping.sidecar
@@ -89,7 +91,12 @@ class Attempt:
         self.signals.agent = agent
         try:
             ended = await self._first(
-                self._judge(agent), self._watch_run(), self._watch_sidecar(), self._enough(), self._watch_clock()
+                self._judge(agent),
+                self._watch_run(),
+                self._watch_sidecar(),
+                self._enough(),
+                self._watch_clock(),
+                self._watch_idle(),
             )
             own = agent.exit.done()
             exit_ = await agent.end(GRACE if ended.why in (Why.STOPPED, Why.OVERDUE) else 0)
@@ -144,6 +151,20 @@ class Attempt:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.Event().wait(), self.settings.attempt_timeout)
         return Ended(Why.OVERDUE, words=f"it took longer than attempt_timeout = {self.settings.attempt_timeout} s")
+
+    async def _watch_idle(self) -> Ended:
+        """End when nothing was heard of the agent for too long: no request, no step, no heartbeat."""
+        left = limit = self.idle_timeout
+        if left is None or limit is None:
+            await asyncio.Event().wait()  # its program may be at work for as long as it likes
+            raise AssertionError
+        while left > 0:
+            await asyncio.sleep(max(left, self.settings.poll))
+            if (await self.patient.ask(runs.get_run, self.claim.run_id)).sidecar is None:
+                break  # it has not spoken at all; to ask for it would bind it to the sidecar that serves now
+            told = await sidecar.ask(self.proxy, self.claim.run_id, self.claim.token)
+            left = limit - told.idle if isinstance(told, sidecar.Told) else limit
+        return Ended(Why.OVERDUE, words=f"it made no request, step or heartbeat for idle_timeout = {limit:g} s")
 
     async def _watch_sidecar(self) -> Ended:
         """End when the sidecar that this attempt lives with is not the one that serves now."""

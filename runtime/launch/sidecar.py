@@ -21,6 +21,7 @@ class Told:
 
     open: int  # exchanges that are still out
     unheard: frozenset[str] = frozenset()  # steps whose answer nobody heard, and which is not final
+    idle: float = 0.0  # seconds since it was heard of; 0 while it waits for an answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ def _ask(proxy: str, run: str, token: str) -> Told | Refused | Unreachable:
         if answer.status != 200:
             return Refused(answer.headers.get("Twiceshy-Error", str(answer.status)))
         told: Any = json.loads(body)
-        return Told(int(told["open"]), frozenset(map(str, told.get("unheard", ()))))
+        return Told(int(told["open"]), frozenset(map(str, told.get("unheard", ()))), float(told.get("idle", 0)))
     except (OSError, http.client.HTTPException):
         return Unreachable()
     except (ValueError, KeyError, TypeError):

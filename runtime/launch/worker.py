@@ -213,7 +213,7 @@ class Worker:
     async def _do(self, job: queue.Job, signals: Signals) -> None:
         """One attempt, and what follows from its end."""
         table, claim = self.agents[job.agent], job.claim
-        own = {"max_attempts": table.max_attempts, "attempt_timeout": table.attempt_timeout}
+        own = {name: getattr(table, name) for name in ("max_attempts", "attempt_timeout", "idle_timeout")}
         settings = self.settings.model_copy(update={name: value for name, value in own.items() if value is not None})
         where = f"run {claim.run_id} ({job.agent}): attempt {claim.n}"
         self.voice.say(where)
@@ -226,7 +226,10 @@ class Worker:
         if job.claim.barren >= settings.max_attempts:
             return await give_up(self.holding, settings, job.claim)
         program = self.programs[job.agent]
-        attempt = Attempt(settings, job.claim, program, self.keeping, self.holding, signals, self.kit)
+        attempt = Attempt(
+            settings, job.claim, program, self.keeping, self.holding, signals, self.kit,
+            idle_timeout=settings.idle_timeout,
+        )  # fmt: skip
         try:
             ended = await attempt.run()
         except (CannotStart, OSError) as error:

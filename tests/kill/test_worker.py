@@ -71,6 +71,32 @@ def test_an_attempt_that_takes_too_long_has_failed(works: Works) -> None:
 
 
 @pytest.mark.check_all
+def test_an_attempt_that_is_idle_for_too_long_has_failed(works: Works) -> None:
+    """Whether or not it has ever spoken. Calls, sleeps and waits are not idle, however long they take."""
+    works.declare(
+        """
+if RUN.endswith("mute"): time.sleep(600)
+write("x")
+if RUN.endswith("hangs"): time.sleep(600)
+internal("POST", "/sleep", {"seconds": 5})
+permit = internal("POST", "/steps", {"name": "n"})
+for _ in range(10):
+    time.sleep(0.5)
+    internal("POST", permit["finish"].removeprefix("http://twiceshy.internal") + "/heartbeat")
+""",
+        idle_timeout="2", max_attempts="1",
+    )  # fmt: skip
+    works.sandbox.fault(match={"path": "/email/send"}, times=0, delay=3)
+    runs = works.queue("mute", "hangs", "works")
+    works.worker(hold=60)
+    works.comes("failed", *runs[:2])
+    works.comes("done", runs[2])
+    for run in runs[:2]:
+        assert "it made no request, step or heartbeat for idle_timeout = 2 s" in works.error(run)
+    assert [set(works.world.outcomes(run)) for run in runs] == [{"died"}, {"died"}, {"done"}]
+
+
+@pytest.mark.check_all
 def test_a_worker_that_could_start_nothing_says_so(works: Works) -> None:
     works.declare("")
     none = works.cli("worker", "--agent", "c")
