@@ -92,8 +92,10 @@ async def _decide(
     at = await connection.fetchval(sql("decide"), run_id, row["key"], decision, by, comment)
     if at is None:
         raise NotNow(f"{what} was not decided in time: {row['deadline']}")
-    woken = await connection.fetchval(sql("wake_for"), run_id, f"approval:{row['name']}")
-    return Decision(row["key"], row["name"], decision, by, comment, at), woken is not None
+    woken = run["status"] == RunStatus.PARKED and f"approval:{row['name']}" in run["wake_on"]
+    if woken:
+        await connection.execute(sql("wake_run"), run_id)
+    return Decision(row["key"], row["name"], decision, by, comment, at), woken
 
 
 def _the_one(run_id: str, named: str, found: Sequence[rows.Row]) -> rows.Row:

@@ -342,9 +342,9 @@ LEFT JOIN LATERAL (
     ORDER BY v.sent LIMIT 1 OFFSET o.ahead
 ) e ON true;
 
--- wake_for: the run, if it is parked and waits for this
+-- wake_run: a parked run is queued: something that it waits for is here
 UPDATE twiceshy.run u SET status = 'queued', wake_at = NULL, wake_on = NULL, changed_at = twiceshy.now()
-WHERE u.id = $1 AND u.status = 'parked' AND $2::text = ANY(u.wake_on) RETURNING u.id;
+WHERE u.id = $1;
 
 -- approvals_named: of the approvals of a run the one with this id, and those of this name
 SELECT p.id AS key, p.name, p.decision, p.decided_by, p.comment, p.at AS decided_at, p.deadline

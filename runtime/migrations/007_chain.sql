@@ -182,9 +182,11 @@ BEGIN
     INSERT INTO twiceshy.event (run_id, name, id, sent, payload, at)
     VALUES (run, event_name, event_id, u.counter + 1, body, twiceshy.now());
     UPDATE twiceshy.run r SET counter = u.counter + 1 WHERE r.id = run;
-    UPDATE twiceshy.run r SET status = 'queued', wake_at = NULL, wake_on = NULL, changed_at = twiceshy.now()
-    WHERE r.id = run AND r.status = 'parked' AND event_name = ANY(r.wake_on)
-    RETURNING r.id INTO woken;
+    IF u.status = 'parked' AND event_name = ANY(u.wake_on) THEN
+        UPDATE twiceshy.run r SET status = 'queued', wake_at = NULL, wake_on = NULL, changed_at = twiceshy.now()
+        WHERE r.id = run;
+        woken := run;
+    END IF;
     outcome := 'sent';
 END
 $$;

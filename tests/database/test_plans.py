@@ -64,6 +64,8 @@ async def full(dsn: str, journal: Journal) -> AsyncIterator[Connection]:
         INSERT INTO twiceshy.event (run_id, name, id, sent, payload, at)
             SELECT 'other-' || n, 'go', 'e' || k, k, '1', now()
             FROM generate_series(1, 300) n, generate_series(1, 40) k;
+        INSERT INTO twiceshy.approval (run_id, id, name, asked_at)
+            SELECT 'other-' || n, 'k' || k, 'go', now() FROM generate_series(1, 300) n, generate_series(1, 40) k;
         INSERT INTO twiceshy.body SELECT 'other-' || n, gen_random_uuid(), 0, sha256('')
             FROM generate_series(1, 300) n, generate_series(1, 40);
         INSERT INTO twiceshy.sidecar (id, host, folder, pid, address, expires_at, ended_at)
