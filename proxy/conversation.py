@@ -10,6 +10,7 @@ from typing import Protocol
 
 from proxy.aftermath import Failure, Then, after, pause
 from proxy.incoming import Incoming, Source
+from proxy.mcp import Call
 from proxy.message import Request
 from proxy.profiles import Rule
 from proxy.refusals import Refusal
@@ -45,7 +46,7 @@ class Conversation:
 
     def __init__(
         self, journal: Journal, upstream: Sender, settings: Settings, run_id: str, rule: Rule, effect: Effect,
-        *, responses: int, kept: bool,
+        *, call: Call | None, kept: bool,
     ) -> None:  # fmt: skip
         self.sent = False
         self.heard = False  # a client was given part of this sending's answer
@@ -56,7 +57,7 @@ class Conversation:
         self._run_id = run_id
         self._rule = rule
         self._effect = effect
-        self._responses = responses  # that a stream must bring to be whole, in MCP
+        self._call = call  # that an answer must respond to, in MCP
         self._kept = kept
         self.answer = self._nothing_yet()
 
@@ -109,7 +110,7 @@ class Conversation:
             # Who named no run shares a connection with nobody.
             fresh = self._effect is Effect.AT_MOST_ONCE or not self._run_id
             answering = await self._upstream.send(self._run_id, request, fresh=fresh, last_word=last_word)
-            await self.answer.take(answering, request.method, self._rule.ending, self._responses, tell)
+            await self.answer.take(answering, request.method, self._rule.ending, self._call, tell)
             return None
         except NotSent as error:
             return Failure.NOT_SENT, _words(error)

@@ -15,6 +15,7 @@ from typing import Protocol
 from uuid import UUID, uuid4
 
 from proxy import dialects, streams, wire
+from proxy.mcp import Call
 from proxy.message import Headers
 from proxy.refusals import Refusal
 from proxy.spool import Spool
@@ -72,11 +73,11 @@ class Incoming:
         self._saving: asyncio.Task[None] | None = None
 
     async def take(
-        self, answering: Source, method: str, ending: str | None, responses: int, tell: Callable[[], None]
+        self, answering: Source, method: str, ending: str | None, asked: Call | None, tell: Callable[[], None]
     ) -> None:
         """Take the answer in, *tell* of each piece. Raises Cut or Silent when it does not come whole.
 
-        *ending*, *responses*: see ``streams.Hold``.
+        *ending*, *asked*: see ``streams.Hold``.
         """
         head = Head(answering.status, answering.reason, wire.upstream_headers(answering.headers, answering.status))
         bodyless = wire.framing(method, head.status, head.headers, http10=False) is wire.Framing.NONE
@@ -85,7 +86,7 @@ class Incoming:
             ending if head.status < 300 else None,
             head.header(b"content-type") or b"",
             head.header(b"content-encoding"),
-            responses,
+            asked,
         )
         self.head = head
         reach("head-received")
@@ -108,7 +109,7 @@ class Incoming:
         if length is not None and self.spool.size < length:
             raise Cut(f"{self.spool.size} of {length} bytes came")
         if hold.strict and not hold.close():
-            raise Cut("the stream ended without its end marker")
+            raise Cut(hold.lacks)
         self.failed = hold.failed
         self.whole = True
 

@@ -169,7 +169,7 @@ class Journalled:
         delivered = False
         try:
             extra = ((b"Twiceshy-Replayed", b"true"), _step_header(step))
-            body, asked = await self._body(run, step, row, client), await self._asked(run, step, client)
+            body, asked = await self._body(run, step, row, client), await self._asked(run, step, row, client)
             delivered = await relay.replay(client, row, body, extra, asked)
         except Unheard:
             pass
@@ -187,10 +187,20 @@ class Journalled:
             return b""
         return await client.door.heard(self._shell.journal.small_body(run.run_id, step.key, row.n))
 
-    async def _asked(self, run: Run, step: Step, client: Client) -> Call | None:
-        """The call that *step* was made by, where its names must be known to put others in their place."""
-        if client.call is None or not client.call.batch:
+    async def _asked(self, run: Run, step: Step, row: AnswerRow, client: Client) -> Call | None:
+        """The call that *step* was made by, where its names must be known to put others in their place.
+
+        What responds to one request only responds to that call, which may have gone again under a newer name.
+        """
+        if client.call is None or row.facts.own:
             return None
+        if not client.call.batch:
+            through, found = mcp.responding(row.facts.headers)
+            pieces = relay.led(through, await self._body(run, step, row, client))
+            while await client.door.heard(anext(pieces, None)) is not None:
+                pass
+            if len(found) < 2:
+                return None
         body = await client.door.heard(self._first_body(run, step))
         return mcp.call(step.facts.method, (), body)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 from enum import Enum
 
 #: A name longer than this is not told from the rest of the text.
@@ -88,7 +89,7 @@ class Scan:
     """Reads one JSON text. ``feed`` the pieces, then ``finish``; each answers with what is to be passed on."""
 
     def __init__(self) -> None:
-        self.responses = 0  # whole ones
+        self.answered: list[bytes | None] = []  # the ids of whole responses, None where there is none to be read
         self.batch = False
         self.kind: Kind | None = None  # of the message that is under way, or was the last
         self.deciding = False  # a message is under way of which nobody can say yet what it is
@@ -233,7 +234,7 @@ class Scan:
         elif self.deciding:
             self.give_up()
         elif self.kind is Kind.RESPONSE:
-            self.responses += 1
+            self.answered.append(self._id)
 
     def _deeply(self, at: int) -> int:
         match = _TO_BRACKET.match(self._data, at)
@@ -306,10 +307,12 @@ class Scan:
             frame = self._frames[-1]
             name = Name(_NAMES[frame.part, frame.member], raw, self._message, self.kind)
             self._pieces.append(name)
+            if name.member == "id":
+                self._id = raw
             if self.deciding:
                 self._names.append(name)
                 if name.member == "id":
-                    self._has_id(raw, end)
+                    self._has_id(end)
         elif reading is _Reading.MEMBER:
             frame = self._frames[-1]
             frame.member, frame.at_member = text(raw) or "", False
@@ -325,8 +328,7 @@ class Scan:
 
     # ---- what the message is
 
-    def _has_id(self, raw: bytes, end: int) -> None:
-        self._id = raw
+    def _has_id(self, end: int) -> None:
         if self._asks:
             self._is(Kind.REQUEST, end)
 
@@ -355,6 +357,7 @@ class Scan:
 
 
 _INNER = {(_Part.MESSAGE, "params"): _Part.PARAMS, (_Part.PARAMS, "_meta"): _Part.META}
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]{1,6})?")
 _NAMES = {
     (_Part.MESSAGE, "id"): "id",
     (_Part.PARAMS, "progressToken"): "params.progressToken",
@@ -369,6 +372,17 @@ def text(raw: bytes) -> str | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, str) else None
+
+
+def answers(response: bytes, request: bytes) -> bool:
+    """True if some SDK takes a response of that id for one to *request*: they take ``"1"`` and ``1.0`` for ``1``."""
+    return _loose(response) == _loose(request)
+
+
+def _loose(raw: bytes) -> str | Decimal:
+    shown = text(raw)
+    shown = raw.decode("utf-8", "replace") if shown is None else shown
+    return Decimal(shown) if _NUMBER.fullmatch(shown) else shown
 
 
 def same(one: bytes, other: bytes) -> bool:

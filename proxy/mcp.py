@@ -22,7 +22,7 @@ from typing import Any
 from uuid import UUID
 
 from proxy.body import Pairs, is_json, media_type, read_json
-from proxy.jsonrpc import Kind, Name, Piece, Scan, same, text
+from proxy.jsonrpc import Kind, Name, Piece, Scan, answers, same, text
 from proxy.message import Headers, Request
 from proxy.sse import Events
 
@@ -49,9 +49,9 @@ class Call:
     session: bytes | None = None
 
     @property
-    def expected(self) -> int:
-        """How many responses there will be."""
-        return sum(1 for each in self.ids if each is not None)
+    def expected(self) -> list[bytes]:
+        """The ids that responses will have."""
+        return [each for each in self.ids if each is not None]
 
 
 def looks_like_one(method: str, headers: Headers) -> bool:
@@ -201,10 +201,14 @@ def _in_session(headers: Headers, session: bytes | None) -> Headers:
 
 
 class Names:
-    """Which names an answer gets that was made for *old* and is given to *new*. *old* None: not known."""
+    """Which names an answer gets that was made for *old* and is given to *new*.
+
+    *old* None: not known, and what responds in it responds to that.
+    """
 
     def __init__(self, new: Call, old: Call | None, exchange: UUID | None = None) -> None:
         self._new = new
+        self._old = old
         self._exchange = exchange
         self._ids = _map(old.ids, new.ids) if new.batch and old is not None else {}
         self._tokens = _map(old.tokens, new.tokens) if new.batch and old is not None else {}
@@ -212,12 +216,19 @@ class Names:
     def __call__(self, name: Name) -> bytes:
         ours: bytes | None = None
         if name.kind is Kind.RESPONSE and name.member == "id" and name.raw != b"null":
-            ours = self._ids.get(plain(name.raw)) if self._new.batch else self._new.ids[0]
+            ours = self._ids.get(plain(name.raw)) if self._new.batch else self._of_one(name.raw)
         elif name.kind is Kind.PROGRESS and name.member == "params.progressToken":
             ours = self._tokens.get(plain(name.raw)) if self._new.batch else self._new.tokens[0]
         elif name.kind is Kind.REQUEST and name.member == "id" and self._exchange is not None:
             return Through(self._exchange, name.raw).written()
         return name.raw if ours is None or same(name.raw, ours) else ours
+
+    def _of_one(self, ident: bytes) -> bytes | None:
+        new, old = self._new.ids[0], None if self._old is None else self._old.ids[0]
+        if old is None or answers(ident, old):
+            return new
+        # What responded to another request must not seem to respond to this one.
+        return json.dumps(f"twiceshy:{plain(ident)!r}").encode("ascii") if answers(ident, new or b"") else None
 
 
 def plain(raw: bytes) -> str | bytes:
@@ -283,31 +294,92 @@ def readdressed(
     return tuple(pair for pair in headers if pair[0].lower() != b"content-length"), body
 
 
-class Ends:
-    """Tells how much of a stream of events may pass before its record: all but the last response, and what follows.
+def responding(headers: Headers) -> tuple[Text | Events, set[str | bytes]]:
+    """What an answer with *headers* is to be led through, and to which requests it responds, as far as it was."""
+    found: set[str | bytes] = set()
 
-    *expected*: how many responses there will be.
-    """
+    def note(name: Name) -> bytes:
+        if name.kind is Kind.RESPONSE and name.member == "id" and name.raw != b"null":
+            found.add(plain(name.raw))
+        return name.raw
+
+    events = media_type(_header(headers, b"content-type"))[0] == _EVENTS
+    return (Events(note) if events else Text(note)), found
+
+
+class Due:
+    """The responses that a call still waits for."""
+
+    def __init__(self, asked: Call) -> None:
+        self._ids = asked.expected
+
+    def __bool__(self) -> bool:
+        return bool(self._ids)
+
+    def answered(self, ident: bytes | None) -> bool:
+        """There is a response of this id. True: it is one of those. One that names no request is taken for one."""
+        for due in self._ids:
+            if ident in (None, b"null") or answers(ident or b"", due):
+                self._ids.remove(due)
+                return True
+        return False
+
+
+class Ends:
+    """Tells how much of a stream of events may pass before its record: all but the last response, and what follows."""
 
     failed = False  # an error is a response, and final
 
-    def __init__(self, expected: int) -> None:
+    def __init__(self, asked: Call) -> None:
         self.ended = False  # the last response was seen whole
         self.passed = 0
-        self._expected = expected
+        self._due = Due(asked)
         self._events = Events()
 
     def feed(self, chunk: bytes) -> int:
         """Take the next bytes; ``passed``: how many of all fed so far may pass. Never shrinks."""
         if not self.ended:
             self._events.feed(chunk)
-            self.ended = self._events.responses >= self._expected
-            self.passed = self._events.responded if self.ended else self._events.harmless
+            self.passed = self._look(self._events.harmless)
         return self.passed
 
     def close(self) -> bool:
         """The body has ended; says ``ended``, with a last event counted that lacks only its blank line."""
         if not self.ended:
             self._events.close()
-            self.ended = self._events.responses >= self._expected
+            self._look(0)
         return self.ended
+
+    def _look(self, harmless: int) -> int:
+        """Take the new responses: where the last one begins that is waited for, or else *harmless*."""
+        found, self._events.answered = self._events.answered, []
+        for at, ident in found:
+            self._due.answered(ident)
+            if not self._due:
+                self.ended = True
+                return at
+        return harmless
+
+
+class Whole:
+    """Tells whether a JSON answer is one to a call: what responds to other requests, and not to this, is not."""
+
+    failed = False
+    ended = False  # no event of it ends it before its last byte
+
+    def __init__(self, asked: Call) -> None:
+        self.passed = 0
+        self._due = Due(asked)
+        self._scan = Scan()
+
+    def feed(self, chunk: bytes) -> int:
+        """Take the next bytes: they may pass."""
+        self._scan.feed(chunk)
+        self.passed += len(chunk)
+        return self.passed
+
+    def close(self) -> bool:
+        """The body has ended; says whether it is an answer."""
+        self._scan.finish()
+        found = self._scan.answered
+        return not found or any(self._due.answered(ident) for ident in found)

@@ -133,7 +133,7 @@ class Exchange:
         self._task: asyncio.Task[None] | None = None
         self._talk = Conversation(
             shell.journal, self.inner or shell.upstream, shell.settings, run_id, rule, self.effect,
-            responses=0 if call is None else call.expected, kept=self._journalled,
+            call=call, kept=self._journalled,
         )  # fmt: skip
 
     # ---- clients

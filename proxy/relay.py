@@ -100,7 +100,7 @@ async def replay(
         # Nobody is there to hear what this client would say to a request of the server's.
         headers, through = mcp.readdressed(head.headers, client.call, asked, exchange=None, heard=lambda _: True)
         if through is not None:
-            body = _led(through, body)
+            body = led(through, body)
             if facts.whole and facts.body_id is None and wire.content_length(facts.headers) is not None:
                 body = b"".join([data async for data in body])
                 headers = (*headers, (b"Content-Length", b"%d" % len(body)))
@@ -127,7 +127,7 @@ async def replay(
     return await _cut_behind(client, kind)
 
 
-async def _led(through: Text | Events, body: AsyncIterator[bytes] | bytes) -> AsyncIterator[bytes]:
+async def led(through: Text | Events, body: AsyncIterator[bytes] | bytes) -> AsyncIterator[bytes]:
     """*body*, led through *through*."""
     pieces = _once(body) if isinstance(body, bytes) else body
     async for data in pieces:

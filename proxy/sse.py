@@ -45,8 +45,7 @@ class Events:
         names: Callable[[Name], bytes] = lambda name: name.raw,
         left_out: Callable[[bytes], bool] = lambda _: False,
     ) -> None:
-        self.responses = 0  # in whole events
-        self.responded = 0  # where the event begins that the last of them stands in
+        self.answered: list[tuple[int, bytes | None]] = []  # responses: where their event begins, and their ids
         self._names = names
         self._left_out = left_out
         self._fed = 0
@@ -161,9 +160,7 @@ class Events:
         if self._fate is _Fate.OPEN:
             self._fate = _Fate.PASSES
             self._release()
-        if self._scan.responses:
-            self.responses += self._scan.responses
-            self.responded = self._started
+        self.answered += [(self._started, each) for each in self._scan.answered]
         fate = self._fate
         self._scan, self._fate, self._lines, self._started, self._first = Scan(), _Fate.OPEN, 0, at, False
         return fate

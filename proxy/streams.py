@@ -14,7 +14,7 @@ import zlib
 from dataclasses import dataclass
 
 from proxy import mcp
-from proxy.body import media_type
+from proxy.body import is_json, media_type
 from proxy.dialects import BLANK, DIALECTS, LINE_END, Progress, parse_event
 
 #: An event longer than this is not kept: whether it is the terminal one is judged as it passes by.
@@ -29,26 +29,38 @@ class Hold:
     A known dialect over ``text/event-stream``: whole events pass at once, the terminal event and what
     follows is held. Anything else passes as it comes (the framing holds the end, elsewhere). Keeps no
     bytes for the caller: the caller has them in its record.
+
+    ``lacks``: what is wrong with an answer that ``close`` does not take for one.
     """
 
     def __init__(
-        self, ending: str | None, content_type: bytes, encoding: bytes | None = None, responses: int = 0
+        self, ending: str | None, content_type: bytes, encoding: bytes | None = None, asked: mcp.Call | None = None
     ) -> None:
-        """*ending*: a dialect, or ``mcp`` with so many *responses* to come."""
+        """*ending*: a dialect, or ``mcp`` with responses to come to what was *asked*."""
         self.ended = False  # the terminal event was seen whole
-        self.strict = False  # a terminal event is expected: an end without it is a truncated answer
+        self.strict = False  # a terminal event or response is expected: an end without it is a truncated answer
         self._fed = 0
-        self._events: _Events | mcp.Ends | None = None
+        self.lacks = "the stream ended without its end marker"
+        self._events: _Events | mcp.Ends | mcp.Whole | None = None
         self._inflated: _Inflated | None = None
         coding = (encoding or b"").strip().lower()
-        known = ending in DIALECTS or (ending == "mcp" and responses > 0)
-        if ending is not None and known and media_type(content_type)[0] == b"text/event-stream":
-            if coding in {b"gzip", b"x-gzip", b"deflate"}:
-                self._inflated = _Inflated(coding)
-            elif coding not in {b"", b"identity"}:
-                return  # cannot be looked into
-            self._events = mcp.Ends(responses) if ending == "mcp" else _Events(ending)
-            self.strict = True
+        plain = coding in {b"", b"identity"}
+        kind = media_type(content_type)[0]
+        if ending == "mcp" and asked is not None and is_json(kind) and plain:
+            self._events = mcp.Whole(asked)
+            self.lacks = "it responds to another request than this one"
+        elif ending is None or kind != b"text/event-stream":
+            return
+        elif ending in DIALECTS:
+            self._events = _Events(ending)
+        elif ending == "mcp" and asked is not None:
+            self._events = mcp.Ends(asked)
+        if self._events is not None and not plain:
+            if coding not in {b"gzip", b"x-gzip", b"deflate"}:
+                self._events = None  # cannot be looked into
+                return
+            self._inflated = _Inflated(coding)
+        self.strict = self._events is not None
 
     def feed(self, chunk: bytes) -> int:
         """Take the next bytes; say how many of all bytes fed so far may pass now. Never shrinks."""
@@ -209,7 +221,7 @@ class _Inflated:
         self._given = 0
         self._passed = 0
 
-    def feed(self, chunk: bytes, events: _Events | mcp.Ends) -> int:
+    def feed(self, chunk: bytes, events: _Events | mcp.Ends | mcp.Whole) -> int:
         for n in range(len(chunk)):
             before = self._given
             text = self._inflate(chunk[n : n + 1])

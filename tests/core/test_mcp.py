@@ -160,7 +160,7 @@ TOLD = b'{"jsonrpc":"2.0","method":"notifications/message","params":{"error":{"r
 @given(st.integers(1, 200))
 def test_the_end_of_a_stream_is_its_response_and_all_before_it_passes(size: int) -> None:
     before, end = stream_of(TOLD, ASKS), stream_of(response())[0]
-    ends = mcp.Ends(1)
+    ends = mcp.Ends(one())
     stream = b": ping\n\n" + b"".join(before) + end
     for at in range(0, len(stream), size):
         passed = ends.feed(stream[at : at + size])
@@ -170,7 +170,7 @@ def test_the_end_of_a_stream_is_its_response_and_all_before_it_passes(size: int)
 
 
 def test_no_event_before_the_end_waits() -> None:
-    ends, fed = mcp.Ends(2), 0
+    ends, fed = mcp.Ends(many(b"1", b"2")), 0
     for event in stream_of(TOLD, response(1), ASKS):
         fed += len(event)
         assert ends.feed(event) == fed
@@ -179,8 +179,67 @@ def test_no_event_before_the_end_waits() -> None:
     assert ends.ended
 
 
+@given(st.integers(1, 200))
+def test_what_responds_to_another_request_is_no_end(size: int) -> None:
+    """It passes, once it is whole, and its end is not taken for that of the stream."""
+    foreign, ours, last = stream_of(response("x"), response(7), response(8))
+    ends, stream = mcp.Ends(one()), foreign + ours + last
+    for at in range(0, len(stream), size):
+        passed = ends.feed(stream[at : at + size])
+        assert passed <= len(foreign)
+    assert (passed, ends.ended) == (len(foreign), True)
+    ends = mcp.Ends(one())
+    assert ends.feed(foreign + last) == len(foreign + last)
+    assert not ends.close()
+
+
+@pytest.mark.parametrize("ident", [b"7", b'"7"', b"7.0", b"null", b""])
+def test_what_an_sdk_may_take_for_its_response_is_one(ident: bytes) -> None:
+    named = b'"id":' + ident + b"," if ident else b""
+    message = b'{"jsonrpc":"2.0",' + named + b'"error":{"code":1}}'
+    ends, whole = mcp.Ends(one()), mcp.Whole(one())
+    assert ends.feed(stream_of(message)[0]) == 0
+    assert ends.ended
+    whole.feed(message)
+    assert whole.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "is_one"),
+    [
+        (response(7), True), (response(8), False), (response("seven"), False), (response(70), False),
+        (b"[" + response(8) + b"," + response(7) + b"]", True), (b"[" + response(8) + b"]", False),
+        (b'{"result":{"id":7},"id":8,"jsonrpc":"2.0"}', False), (b'{"result":{"id":8},"id":7}', True),
+        (b'{"error":"rate limited"}', True), (b"{}", True), (b"[]", True), (b"no JSON", True), (b"", True),
+    ],
+)  # fmt: skip
+def test_what_responds_to_another_request_is_no_answer(body: bytes, is_one: bool) -> None:
+    whole = mcp.Whole(one())
+    assert whole.feed(body[:9]) + len(body[9:]) == whole.feed(body[9:]) == len(body)
+    assert not whole.ended
+    assert whole.close() is is_one
+
+
+def test_each_call_of_a_batch_is_answered_once() -> None:
+    ends, (first, second) = mcp.Ends(many(b"1", b"2")), stream_of(response(1), response(2))
+    assert ends.feed(first) == len(first)
+    assert ends.feed(first) == 2 * len(first)
+    assert not ends.ended
+    assert ends.feed(second) == 2 * len(first)
+    assert ends.ended
+
+
+def test_of_several_responses_the_one_to_the_call_is_readdressed() -> None:
+    body = b"".join(stream_of(response(8), response(7)))
+    old, new = one(), one(b'"new"')
+    assert led(Events(Names(new, old)), body) == b"".join(stream_of(response(8), response("new")))
+    through, found = mcp.responding(((b"Content-Type", b"text/event-stream"),))
+    assert led(through, body) == body
+    assert found == {b"7", b"8"}
+
+
 def test_a_long_request_within_an_answer_is_not_taken_for_its_end() -> None:
-    ends = mcp.Ends(1)
+    ends = mcp.Ends(one())
     start = b'data: {"id":5,"method":"sampling/createMessage","params":{"result":"'
     assert ends.feed(start) == len(start)
     block = b'x\\"result\\":1' * 50_000
@@ -189,10 +248,10 @@ def test_a_long_request_within_an_answer_is_not_taken_for_its_end() -> None:
 
 
 def test_a_last_event_may_lack_its_blank_line() -> None:
-    ends = mcp.Ends(1)
+    ends = mcp.Ends(one())
     assert ends.feed(b"data: " + response()) == 0
     assert ends.close()
-    ends = mcp.Ends(1)
+    ends = mcp.Ends(one())
     ends.feed(stream_of(TOLD)[0])
     assert not ends.close()
 

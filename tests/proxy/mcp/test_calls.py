@@ -60,6 +60,10 @@ def test_a_call_in_a_dead_session_goes_again_in_the_new_one_under_its_new_name(s
     assert [each.json()["id"] for each in asked] == [5, "six"]
     assert [each.json()["params"]["_meta"] for each in asked] == [{"progressToken": "a"}, {"progressToken": 9}]
     assert asked[1].header("mcp-session-id") == first.session["Mcp-Session-Id"]
+    die(shared, first)
+    again = client(shared, run)
+    assert again.call("refund", ident=7).status == 404  # the list of answers is replayed
+    assert again.call("refund", ident=8).json()["id"] == 8
 
 
 def test_a_tools_error_is_its_answer(shared: Stack, run: str) -> None:
