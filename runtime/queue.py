@@ -1,6 +1,7 @@
 """The queue: runs are started once, taken by workers in their order, and queued again when their worker is dead.
 
-* A start under a key happens once, however often and from wherever it is asked for; the key outlives its run.
+* A start under a key happens once, however often and from wherever it is asked for; the key outlives its run,
+  and is forgotten when that has ended long ago (``start_key_retention``).
 * ``claim_next`` passes over what somebody else is just taking (SKIP LOCKED): nobody waits, nothing is taken twice.
 * Higher priority first, then who waits longest. An attempt that failed puts its run behind those that wait.
 * Nobody is told of a dead worker. Whoever looks finds its runs: by a lease that is over (by the rules of
@@ -27,6 +28,8 @@ from runtime.tokens import check_id, new_id
 CHANNEL = "twiceshy_queue"
 #: How long a key of a start may be, in characters.
 KEY_MAX = 200
+#: How many keys are forgotten in one transaction.
+FORGOTTEN_AT_ONCE = 500
 #: Priorities are whole numbers from minus this to this.
 PRIORITY_MAX = 1_000_000
 
@@ -93,6 +96,12 @@ async def _start(
 def _digest(agent: str, given: bytes | None, run_id: str | None, priority: int) -> bytes:
     head = json.dumps([agent, run_id, priority, given is not None]).encode("ascii")
     return hashlib.sha256(head + b"\0" + (given or b"")).digest()
+
+
+@in_transaction
+async def forget_starts(connection: Connection, *, retention: float) -> bool:
+    """Forget some keys of starts whose runs ended more than *retention* seconds ago; whether there may be more."""
+    return len(await connection.fetch(sql("forget_starts"), retention, FORGOTTEN_AT_ONCE)) == FORGOTTEN_AT_ONCE
 
 
 @in_transaction

@@ -62,7 +62,9 @@ class Settings(BaseModel):
         None, gt=0, description="how long one attempt of an agent may take; then it is ended, and counts as failed"
     )
     idle_timeout: float = Field(
-        3600.0, gt=0, description="an attempt of a worker, or without a launcher, ends after this long without a request"
+        3600.0,
+        gt=0,
+        description="an attempt of a worker, or without a launcher, ends after this long without a request",
     )
     payload_max: int = Field(1 << 20, gt=0, description="largest payload of an event, input or output of a local step")
     hold: float = Field(3.0, gt=0, description="how long a sleep or wait is held open before its run may park")
@@ -76,6 +78,9 @@ class Settings(BaseModel):
     preload_timeout: float = Field(
         60.0, gt=0, description="how long a fork server may take to import what its agents preload"
     )
+    start_key_retention: float = Field(
+        2592000.0, gt=0, description="how long the key of a start is remembered after its run has ended"
+    )
     input_max: int = Field(16 << 20, gt=0, description="largest input of a run that is started")
     extra_ca: str | None = Field(None, description="file of further CA certificates for upstreams")
     deny_private: bool = Field(
@@ -88,7 +93,9 @@ class Settings(BaseModel):
 
 
 #: Nothing of a sidecar's: who differs in these alone shares one.
-NOT_OF_SIDECARS = frozenset({"agents", "slots", "drain_agents", "attempt_timeout", "preload_timeout", "input_max"})
+NOT_OF_SIDECARS = frozenset(
+    {"agents", "slots", "drain_agents", "attempt_timeout", "preload_timeout", "start_key_retention", "input_max"}
+)
 #: Tables: in the file only.
 TABLES = frozenset({"route", "agents"})
 

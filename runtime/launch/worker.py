@@ -4,7 +4,7 @@
   which is killed with the worker. Its input is ``GET http://twiceshy.internal/run``, its standard input is empty, its
   output is the worker's.
 * It looks each ``poll`` for runs that are due, and for those whose worker is dead: by the clock, or by a lock of this
-  folder. Hints (LISTEN) only make it look sooner; through a pooler there are none.
+  folder. Hints (LISTEN) only make it look sooner; through a pooler there are none. It also forgets old keys of starts.
 * SIGTERM, SIGINT, SIGHUP: no new runs; those that are on have ``drain_agents`` seconds, then they are interrupted,
   which counts for nothing. The second signal: at once.
 * A worker that was stopped past its leases finds them lost when it goes on, ends those agents and writes nothing.
@@ -39,6 +39,8 @@ LAST_WORDS = 10.0
 LISTEN_AGAIN = 5.0
 KEEPALIVE = 30.0
 NO_TERMINAL = -1
+#: How often old keys of starts are looked for, in seconds. Nothing waits for it.
+FORGET_EACH = 60.0
 
 
 class Worker:
@@ -142,12 +144,15 @@ class Worker:
     async def _look(self) -> None:
         """Put back what the dead have left, take what is due, wait; until told to stop."""
         loop = asyncio.get_running_loop()
-        recover_at = loop.time()
+        recover_at = forget_at = loop.time()
         while not self.stop.is_set():
             self.news.clear()
             if loop.time() >= recover_at:
                 await self._recover()
                 recover_at = loop.time() + self.settings.poll
+            if loop.time() >= forget_at:
+                more = await self.looking.ask(queue.forget_starts, retention=self.settings.start_key_retention)
+                forget_at = loop.time() + (0 if more else FORGET_EACH)
             while len(self.jobs) < self.settings.slots and not self.stop.is_set():
                 job = await self.looking.ask(
                     queue.claim_next, sorted(self.agents), worker=self.id, host=self.host,

@@ -22,6 +22,7 @@ OF_MANY = {
     "installation": "one row",
     "secret": "one row",
     "started": "a key, by the primary key",
+    "forget_starts": "old keys, by their own index",
     "open_approvals": "the list for people, by its own index",
     "wake": "parked runs that are due, by their own index",
     "next_queued": "the head of the queue, by its own index",
@@ -36,6 +37,7 @@ LOOKS_FOR_WORK = {
     "next_of_the_dead": {"run_held", "run_status"},
     "any_of_the_dead": {"run_held", "run_status"},
     "wake": {"run_wakes", "run_pkey"},
+    "forget_starts": {"start_at", "start_pkey", "run_pkey"},
 }
 ABOUT_SCHEMA = ("migration", "now", "bounded", "write")
 

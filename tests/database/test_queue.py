@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runtime import queue, runs
+from runtime import queue, runs, verbs
 from runtime.database import Connection, connect
 from runtime.errors import Taken, UsageError
 from runtime.step import RunStatus
@@ -71,6 +71,27 @@ async def test_a_key_is_one_start_and_outlives_its_run(conn: Connection) -> None
     await conn.execute("DELETE FROM twiceshy.run")
     assert await queue.start(conn, "a", b'{"n": 1}', key="k", priority=3) == run
     assert await runs.list_runs(conn) == []
+
+
+async def test_keys_are_forgotten_some_at_a_time_when_their_runs_ended_long_ago(
+    conn: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "FORGOTTEN_AT_ONCE", 3)
+    ended = [await queue.start(conn, "a", None, key=f"ended-{n}") for n in range(4)]
+    late, living = [await queue.start(conn, "a", None, key=key) for key in ("late", "living")]
+    gone = await queue.start(conn, "a", None, key="gone")
+    await conn.execute("DELETE FROM twiceshy.run WHERE id = $1", gone)
+    for run in ended:
+        await verbs.cancel(conn, run)
+    assert not await queue.forget_starts(conn, retention=100)
+    await at(conn, 80)
+    await verbs.cancel(conn, late)
+    await at(conn, 101)
+    assert [await queue.forget_starts(conn, retention=100) for _ in range(3)] == [True, False, False]
+    left = await conn.fetch("SELECT key FROM twiceshy.start ORDER BY key")
+    assert [row["key"] for row in left] == ["late", "living"]
+    assert await queue.start(conn, "a", None, key="living") == living
+    assert await queue.start(conn, "a", None, key="ended-0") != ended[0]
 
 
 async def test_an_id_is_one_start_too(conn: Connection) -> None:

@@ -65,7 +65,7 @@ def settings_page() -> str:
     ]
     for name, field in Settings.model_fields.items():
         default = field.get_default(call_default_factory=True)
-        text = f"{default:g}" if isinstance(default, float) else f"{default}"
+        text = f"{default:.12g}" if isinstance(default, float) else f"{default}"
         shown = "–" if default in (None, "", [], {}) else f"`{text}`"
         lines.append(f"| `{name}` | {shown} | {field.description} |")
     return "\n".join(lines) + "\n"

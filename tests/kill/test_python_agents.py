@@ -14,8 +14,9 @@ from tests.stack import PROJECT
 def test_a_function_is_called_with_the_input_and_its_value_is_the_result(works: Works) -> None:
     works.declare_function(
         """
-import asyncio
+import asyncio, twiceshy
 order(7)  # when the module is imported: its environment is set by then
+@twiceshy.agent
 async def work(given):
     await asyncio.sleep(0)
     print("in", os.getcwd(), sys.argv, flush=True)
