@@ -8,6 +8,7 @@ from uuid import UUID
 from twiceshy.asking import ask, dump, seconds
 from twiceshy.errors import ChildFailed, Continued, TimedOut
 from twiceshy.operation import Operation
+from twiceshy.steps import let_go
 from twiceshy.wire import quoted
 
 
@@ -62,6 +63,7 @@ def uuid4() -> Operation[UUID]:
 
 def sleep(how_long: float | timedelta | datetime) -> Operation[None]:
     """Sleep so many seconds, or until a moment (with its zone). Long sleeps hold no process."""
+    yield from let_go()
     if isinstance(how_long, datetime):
         if how_long.tzinfo is None:
             raise ValueError(f"sleep until {how_long}: of which time zone?")
@@ -72,6 +74,7 @@ def sleep(how_long: float | timedelta | datetime) -> Operation[None]:
 
 def wait_event(name: str, *, timeout: float | timedelta | None = None) -> Operation[Event]:
     """The next event *name* that nobody has taken; raises TimedOut where none came in time."""
+    yield from let_go()
     said = (yield from ask("POST", f"/events/{quoted(name)}/wait", _limit(timeout))).json()
     if said.get("timeout"):
         raise TimedOut(f"no event {name!r} came within {timeout}")
@@ -81,6 +84,7 @@ def wait_event(name: str, *, timeout: float | timedelta | None = None) -> Operat
 
 def wait_approval(name: str, request: Any = None, *, timeout: float | timedelta | None = None) -> Operation[Approval]:
     """Ask people for a decision, and wait for it; *request*: what they are shown. Raises TimedOut."""
+    yield from let_go()
     limit = None if timeout is None else seconds(timeout)
     body = dump({"timeout": limit, "request": request}, f"the request of approval {name}")
     said = (yield from ask("POST", f"/approvals/{quoted(name)}/wait", body)).json()
@@ -131,6 +135,7 @@ def start(agent: str, given: Any = None, *, priority: int | None = None) -> Oper
 
 def result(run: str, *, timeout: float | timedelta | None = None) -> Operation[Any]:
     """Wait for the result of *run*, which this run has started. Raises ChildFailed, TimedOut."""
+    yield from let_go()
     said = (yield from ask("POST", f"/runs/{quoted(run)}/wait", _limit(timeout))).json()
     if said.get("timeout"):
         raise TimedOut(f"run {run} did not end within {timeout}")

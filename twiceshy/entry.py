@@ -35,6 +35,8 @@ T = TypeVar("T")
 class Agent(Generic[P, T]):
     """A function that is a program's entry. Called, it is that function; ``main`` does a run with it."""
 
+    __name__: str
+
     def __init__(self, work: Callable[P, T]) -> None:
         functools.update_wrapper(self, work)
         self.work = work
@@ -84,7 +86,7 @@ def run(name: str) -> None:
 def activity(work: Callable[P, T], /) -> Callable[P, T]: ...
 @overload
 def activity(
-    *, name: str | None = None, at_most_once: bool = False, max_tries: int = 1,
+    *, name: str | None = None, at_most_once: bool = False, max_tries: int | None = None,
     timeout: float | timedelta | None = None, heartbeat_timeout: float | timedelta | None = None,
 ) -> Callable[[Callable[P, T]], Callable[P, T]]: ...  # fmt: skip
 

@@ -5,18 +5,22 @@ What the function returns is given as it is in the journal, JSON, also the first
 """
 
 import functools
+import inspect
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from twiceshy import database, wire
 from twiceshy.asking import ask, dump, seconds
-from twiceshy.errors import StepFailed
+from twiceshy.errors import Refused, StepFailed
 from twiceshy.operation import PERMIT, Do, Operation, Pause
 
 #: The pause before a second try, in seconds; twice as long before each further one, at most a minute.
 PAUSE, PAUSE_MAX = 1.0, 60.0
+#: How much later than the library the sidecar ends what takes too long, in seconds.
+GRACE = 10.0
 
 
 class Permit:
@@ -42,44 +46,79 @@ def step(
     *args: Any,
     key: str | None = None,
     at_most_once: bool = False,
-    max_tries: int = 1,
+    max_tries: int | None = None,
     timeout: float | timedelta | None = None,
     heartbeat_timeout: float | timedelta | None = None,
 ) -> Operation[Any]:
     """Call ``work(*args)`` once, and give what it returned then, as JSON, whenever the agent comes here again.
 
-    *name* and *args* tell it from other steps, and among equal ones their order; *key* names it outright. A failure is
-    tried again up to *max_tries* times. With *at_most_once* a step of which nobody knows whether it was done stops the
-    run, instead of being done again. Within *work*: ``heartbeat``, ``progress``, ``idempotency_key``.
+    *name* and *args* tell it from other steps, and among equal ones their order; *key* names it outright. What it
+    raises is its outcome (StepFailed), unless *max_tries* says how often it is tried. A try that takes longer than
+    *timeout* is cancelled where *work* is asynchronous; else the attempt is ended, as where no heartbeat comes for
+    *heartbeat_timeout*, and the next one tries again. With *at_most_once* a step of which nobody knows whether it was
+    done stops the run, instead of being done again. Within *work*: ``heartbeat``, ``progress``, ``idempotency_key``.
     """
-    options = {
-        "at_most_once": at_most_once or None,
-        "timeout": None if timeout is None else seconds(timeout),
-        "heartbeat_timeout": None if heartbeat_timeout is None else seconds(heartbeat_timeout),
-    }
-    return (yield from _done(name, args, options, max_tries, lambda _: functools.partial(work, *args), key=key))
+    limits = Limits(
+        max_tries,
+        None if timeout is None else seconds(timeout),
+        None if heartbeat_timeout is None else seconds(heartbeat_timeout),
+        inspect.iscoroutinefunction(work),
+    )
+    options = {"at_most_once": True} if at_most_once else {}
+    return (yield from _done(name, args, options, limits, lambda _: functools.partial(work, *args), key=key))
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How often a step is tried, and how long. *cancelled*: the library itself can end a try that takes too long."""
+
+    max_tries: int | None = None
+    timeout: float | None = None
+    heartbeat_timeout: float | None = None
+    cancelled: bool = False
+
+    def told(self) -> dict[str, Any]:
+        """What the sidecar is told. Its clock starts with the permit, hence before the pause between two tries."""
+        timeout = self.timeout
+        if timeout is not None:
+            timeout += self.pause((self.max_tries or 1) - 1) + (GRACE if self.cancelled else 0.0)
+        said = {"max_tries": self.max_tries, "timeout": timeout, "heartbeat_timeout": self.heartbeat_timeout}
+        return {name: value for name, value in said.items() if value is not None}
+
+    def pause(self, failures: int) -> float:
+        """How long to wait after so many failures."""
+        if failures < 1:
+            return 0.0
+        pause = min(PAUSE * 2.0 ** min(failures - 1, 30), PAUSE_MAX)
+        return pause if self.heartbeat_timeout is None else min(pause, self.heartbeat_timeout / 2)
 
 
 def _done(
-    name: str, args: tuple[Any, ...], options: Mapping[str, Any], max_tries: int,
+    name: str, args: tuple[Any, ...], options: Mapping[str, Any], limits: Limits,
     work: Callable[[Permit], Callable[[], Any]], *, key: str | None = None, recorded: bool = False,
 ) -> Operation[Any]:  # fmt: skip
     """What came of the step, now or before. *recorded*: what *work* makes has recorded its output itself."""
-    begin = {"name": name, "input": list(args), "max_tries": None if max_tries == 1 else max_tries, **options}
-    given = {option: value for option, value in begin.items() if value is not None}
-    reply = yield from ask("POST", "/steps", dump(given, f"the input of step {name}"), key=key)
+    begin = {"name": name, "input": list(args), **options, **limits.told()}
+    reply = yield from ask("POST", "/steps", dump(begin, f"the input of step {name}"), key=key)
     cause: Exception | None = None
-    pause = PAUSE
+    failures = 0
     while reply.status == 201:
         permit = Permit(name, reply)
-        if cause is not None:
-            yield Pause(pause)
-            pause = min(2 * pause, PAUSE_MAX)
+        if failures:
+            yield Pause(limits.pause(failures))
+            if limits.heartbeat_timeout is not None:
+                yield from ask("POST", f"{permit.path}/heartbeat")
         try:
-            output = yield Do(work(permit), permit, options.get("timeout"))
+            output = yield Do(work(permit), permit, limits.timeout)
             body, cause = dump({"output": output}, f"the output of step {name}"), None
         except Exception as error:
-            body, cause = _failure(error, again=max_tries > 1), error
+            body, cause = _failure(error, again=limits.max_tries is not None), error
+            failures += 1
+        except (SystemExit, KeyboardInterrupt, GeneratorExit):
+            raise  # the process ends: the next attempt does it
+        except BaseException:
+            _CANCELLED.add(permit.path)
+            raise
         if cause is None and recorded:
             return json.loads(body)["output"]
         # Where the fate of a commit is not known, the journal knows it: the first outcome counts.
@@ -88,6 +127,23 @@ def _done(
     if "error" in said:
         raise StepFailed(name, said["error"]) from cause
     return said["output"]
+
+
+#: Steps whose task was cancelled (a time limit of the program's own, a task group that failed).
+_CANCELLED: set[str] = set()
+
+
+def let_go() -> Operation[None]:
+    """Hand in that nothing comes of cancelled steps, before a wait: a run with an open step cannot park.
+
+    Not at once, for a process that ends cancels its tasks, too, and then the next attempt is to do them.
+    """
+    while _CANCELLED:
+        path = _CANCELLED.pop()
+        try:
+            yield from ask("PUT", path, _failure(RuntimeError("its task was cancelled"), again=False))
+        except Refused:
+            pass  # it is not open any more
 
 
 def _failure(error: Exception, *, again: bool) -> bytes:
@@ -132,7 +188,12 @@ def idempotency_key() -> str:
 
 
 def transaction(
-    name: str, connection: Any, work: Callable[..., Any], *args: Any, key: str | None = None, max_tries: int = 1
+    name: str,
+    connection: Any,
+    work: Callable[..., Any],
+    *args: Any,
+    key: str | None = None,
+    max_tries: int | None = None,
 ) -> Operation[Any]:
     """A step whose effect is rows in the database that twiceshy is in: they and its output are committed together.
 
@@ -149,4 +210,4 @@ def transaction(
         return functools.partial(perform, connection, work, args, parameters)
 
     options = {"transaction": True}
-    return (yield from _done(name, args, options, max_tries, within, key=key, recorded=True))
+    return (yield from _done(name, args, options, Limits(max_tries), within, key=key, recorded=True))

@@ -111,7 +111,7 @@ def test_a_step_is_given_as_json_live_as_in_replay() -> None:
 
 def test_what_a_step_may_be_told() -> None:
     script = Script(ok({"output": 1}))
-    wanted = {"name": "a", "input": [], "at_most_once": True, "max_tries": 3, "timeout": 60.0, "heartbeat_timeout": 5}
+    wanted = {"name": "a", "input": [], "at_most_once": True, "max_tries": 3, "timeout": 62.0, "heartbeat_timeout": 5.0}
     step = steps.step("a", int, key="mine", at_most_once=True, max_tries=3, timeout=timedelta(minutes=1),
                       heartbeat_timeout=5)  # fmt: skip
     script.play(step)
@@ -158,6 +158,14 @@ def test_the_last_try_s_failure_is_the_step_s() -> None:
     script = Script(permit(), permit(**{"try": 2}), ok(said))
     with pytest.raises(errors.StepFailed, match="two"):
         script.play(steps.step("a", failing(OSError("two")), max_tries=2))
+
+
+def test_the_sidecar_s_clock_leaves_room_for_pauses_and_for_the_library_s_own() -> None:
+    assert steps.Limits(timeout=60.0).told() == {"timeout": 60.0}
+    assert steps.Limits(4, 60.0).told() == {"max_tries": 4, "timeout": 64.0}
+    assert steps.Limits(timeout=60.0, cancelled=True).told() == {"timeout": 70.0}
+    assert [steps.Limits().pause(n) for n in (0, 1, 2, 7, 99)] == [0, 1, 2, 60, 60]
+    assert steps.Limits(heartbeat_timeout=3.0).pause(5) == 1.5
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3), errors.Parked("later")])

@@ -212,6 +212,26 @@ async def test_one_of_many_waits_comes_first(begin: Begin, run: str, module_stac
     assert await asyncio.gather(*left, return_exceptions=True)
 
 
+async def test_a_step_whose_task_was_cancelled_is_let_go_before_the_next_wait(begin: Begin) -> None:
+    await asyncio.to_thread(begin)
+    calls = []
+
+    async def work() -> None:
+        calls.append(1)
+        await asyncio.sleep(600)
+
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(aio.step("slow", work), 0.2)
+    await asyncio.to_thread(begin)  # this attempt has died right then: the next one does the step again
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(aio.step("slow", work), 0.2)
+    await aio.sleep(0)
+    await asyncio.to_thread(begin)
+    with pytest.raises(twiceshy.StepFailed, match="its task was cancelled"):
+        await aio.step("slow", work)
+    assert len(calls) == 2
+
+
 async def test_a_heartbeat_from_a_task_within_a_step(begin: Begin) -> None:
     await asyncio.to_thread(begin)
 
