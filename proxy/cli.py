@@ -18,6 +18,8 @@ from runtime.settings import TABLES, Settings
 
 #: What the keeper starts as the sidecar.
 SIDECAR = (sys.executable, "-m", "proxy.sidecar")
+#: And beside it.
+API = (sys.executable, "-m", "proxy.api")
 
 Verb = Callable[[argparse.Namespace], "Awaitable[int] | int"]
 
@@ -40,7 +42,7 @@ def flags(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def parser() -> argparse.ArgumentParser:
     """All verbs and their arguments."""
-    from proxy import cli_ca, cli_doctor, cli_event, cli_run, cli_runs, cli_shell, cli_worker
+    from proxy import cli_api, cli_ca, cli_doctor, cli_event, cli_run, cli_runs, cli_shell, cli_worker
 
     top = argparse.ArgumentParser(
         prog="twiceshy", description="Agents that never do it twice.", allow_abbrev=False,
@@ -93,9 +95,19 @@ def parser() -> argparse.ArgumentParser:
         each.add_argument("run", metavar="RUN")
         each.add_argument("--json", action="store_true", help="as JSON, for programs")
 
-    up = verb("up", cli_run.up, "be the sidecar (and the embedded database) in the foreground", settings=True)
+    text = "be the sidecar, the API (and the embedded database) in the foreground"
+    up = verb("up", cli_run.up, text, settings=True)
     up.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     up.add_argument("--port", type=int, default=7777, help="the proxy's port (default: %(default)s)")
+    text = f"the API's port (default: {cli_api.PORT}; with another --port a free one, which it keeps)"
+    up.add_argument("--api-port", type=int, metavar="PORT", help=text)
+
+    text = "be an API of the database in the foreground; with --show, tell how to reach the one that runs"
+    api = verb("api", cli_api.api, text, settings=True)
+    api.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    api.add_argument("--port", type=int, default=cli_api.PORT, help="0: a free one (default: %(default)s)")
+    api.add_argument("--show", action="store_true", help="print address and key as shell lines, and listen nowhere")
+    api.add_argument("--json", action="store_true", help="with --show: as JSON, for programs")
 
     show = verb("show", cli_runs.show, "show a run's tape: attempts side by side")
     show.add_argument("run", metavar="RUN")

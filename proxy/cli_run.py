@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from proxy import cli
+from proxy import cli, cli_api
 from proxy.kit import lay_out
 from runtime.errors import UsageError
 from runtime.settings import load
@@ -48,7 +48,7 @@ async def run(arguments: argparse.Namespace) -> int:
     ignored = ignored_signals()
     signals = Signals(Terminal(), ignored)
     try:
-        async with await Keeping.open(settings, cli.SIDECAR) as keeping:
+        async with await Keeping.open(settings, cli.SIDECAR, cli.API) as keeping:
             # Not earlier: until here Ctrl-C simply ends us.
             signals.install()
             order = replace(order, kit=await asyncio.to_thread(lay_out, keeping.folder))
@@ -64,6 +64,11 @@ def up(arguments: argparse.Namespace) -> int:
 
     if not arguments.host:
         raise UsageError("--host is empty, which would be every address of this machine: say 0.0.0.0 if you mean that")
-    if not 0 <= arguments.port < 65536:
-        raise UsageError(f"--port {arguments.port}: a number from 0 (a free one) to 65535")
-    return keeping.up(load(cli.flags(arguments)), cli.SIDECAR, host=arguments.host, port=arguments.port)
+    for flag, port in (("--port", arguments.port), ("--api-port", arguments.api_port or 0)):
+        if not 0 <= port < 65536:
+            raise UsageError(f"{flag} {port}: a number from 0 (a free one) to 65535")
+    api_port = cli_api.PORT if arguments.api_port is None and arguments.port == 7777 else arguments.api_port
+    return keeping.up(
+        load(cli.flags(arguments)), cli.SIDECAR, host=arguments.host, port=arguments.port, api_command=cli.API,
+        api_port=api_port,
+    )  # fmt: skip

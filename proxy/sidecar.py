@@ -84,7 +84,7 @@ async def serve(settings: Settings, dsn: str, folder: Path, state: Path, host: s
     )  # fmt: skip
     # The installation's name, not the process's: what goes again after a restart goes as it went first.
     installation = hashlib.blake2b(secret, digest_size=6, person=b"via").hexdigest()
-    upstream = Upstream(settings, via=f"twiceshy-{installation}", own_port=port)
+    upstream = Upstream(settings, via=f"twiceshy-{installation}", own_ports=frozenset({port, *_of_the_api(state)}))
     tokenless = Tokenless(attempts, journal, identity, str(folder), settings.lease)
     wakes = Wakes(journal, settings.poll)
     shell = Shell(journal, upstream, settings, pulse, wakes)
@@ -119,6 +119,13 @@ async def serve(settings: Settings, dsn: str, folder: Path, state: Path, host: s
     with contextlib.suppress(DatabaseAway):
         await journal.retire(identity)
     await journal.close()
+
+
+def _of_the_api(state: Path) -> list[int]:
+    """The port that the keeper has for the API, which it chose before it started us."""
+    with contextlib.suppress(OSError, ValueError):
+        return [int((state / "api" / "port").read_text("ascii"))]
+    return []
 
 
 def _tell_tasks() -> None:

@@ -91,9 +91,9 @@ _METADATA = frozenset({"fd00:ec2::254", "fd20:ce::254", "100.100.100.200", "192.
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Where an agent may go through this sidecar. ``own_port``: where the sidecar itself listens."""
+    """Where an agent may go through this sidecar. ``own_ports``: where twiceshy itself listens, the API too."""
 
-    own_port: int
+    own_ports: frozenset[int]
     deny_private: bool
 
     def check(self, text: str, port: int) -> None:
@@ -113,8 +113,8 @@ class Reach:
     def _check(self, text: str, port: int, address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
         if address.is_link_local or address.is_multicast or address.is_unspecified or str(address) in _METADATA:
             raise Denied(f"{text} is a link-local, metadata, multicast or unspecified address")
-        if address.is_loopback and port == self.own_port:
-            raise Denied(f"{text}:{port} is the sidecar itself")
+        if address.is_loopback and port in self.own_ports:
+            raise Denied(f"{text}:{port} is twiceshy itself")
         if self.deny_private and (address.is_private or address.is_loopback):
             raise Denied(f"{text} is a private address, and deny_private is set")
 
@@ -226,10 +226,10 @@ class Answering:
 class Upstream:
     """Sends requests for runs. One per sidecar."""
 
-    def __init__(self, settings: Settings, *, via: str, own_port: int) -> None:
+    def __init__(self, settings: Settings, *, via: str, own_ports: frozenset[int]) -> None:
         self._settings = settings
         self._via = via
-        self._reach = Reach(own_port, settings.deny_private)
+        self._reach = Reach(own_ports, settings.deny_private)
         self._sessions: dict[str, aiohttp.ClientSession] = {}
         self._used: dict[str, float] = {}
         self._tls = ssl.create_default_context()

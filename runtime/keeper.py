@@ -1,4 +1,4 @@
-"""The keeper: parent of embedded Postgres and of the sidecars of one state folder.
+"""The keeper: parent of embedded Postgres, of the sidecars and of the API of one state folder.
 
     python -m runtime.keeper FOLDER       in the background, started by ``runtime.keeping``
     up(…)                                 in the foreground, for ``twiceshy up``
@@ -14,9 +14,9 @@ Rules:
 * ``up`` has precedence: it asks a background keeper to hand over, and none competes with it.
 
 The wire, one JSON object per line. A client says ``{"version", "database", "settings", "command",
-"environment"}`` (or ``{"hand_over": true}``) and hears, now and at each change, ``{"dsn", "proxy", "sidecar",
-"keeper_pid", "sidecar_pid", "folder", "trouble"}``, with ``"sidecar": null`` while it is down; or
-``{"error", "kind"}`` and the end of the connection.
+"environment"}``, and ``"api": {"command", "settings"}`` where it is there to stay (or ``{"hand_over": true}``), and
+hears, now and at each change, ``{"dsn", "proxy", "sidecar", "keeper_pid", "sidecar_pid", "folder", "trouble"}``, with
+``"sidecar": null`` while it is down; or ``{"error", "kind"}`` and the end of the connection.
 """
 
 import asyncio
@@ -34,6 +34,7 @@ from runtime import folder as state
 from runtime.embedded import Postgres
 from runtime.errors import DatabaseAway, TwiceshyError, UsageError
 from runtime.kept import Children, KeptSidecar, Wanted, say
+from runtime.kept_api import KeptApi, WantedApi
 
 #: Of the wire; another one means that two versions of twiceshy share a folder.
 VERSION = 1
@@ -49,17 +50,23 @@ TRIM_EACH = 60.0
 class Keeper:
     """One process' work. The lock is taken already."""
 
-    def __init__(self, folder: Path, lock: state.Lock, *, own: Wanted | None = None) -> None:
+    def __init__(
+        self, folder: Path, lock: state.Lock, *, own: Wanted | None = None, own_api: WantedApi | None = None
+    ) -> None:
         self.folder = folder
         self.own = own  # of the foreground: needs no user
+        self.own_api = own_api
         self.dsn = os.environ.get("DATABASE_URL") or ""
         self.identity = state.database_identity(self.dsn)
         self.postgres = None if self.dsn else Postgres(folder)
         self.error: dict[str, str] | None = None
         self._lock = lock
         self._children = Children()
+        assert lock.fd is not None
+        self._api = KeptApi(folder, self._children, lock.fd, own_api)
         self._sidecars: dict[str, KeptSidecar] = {}
         self._connections: set[asyncio.StreamWriter] = set()
+        self._serving: set[asyncio.Task[None]] = set()
         self._started = asyncio.Event()
         self._ending = asyncio.Event()
         self._leaving: asyncio.TimerHandle | None = None
@@ -91,6 +98,8 @@ class Keeper:
             self._mind(FIRST)
             if self.own is not None and self.error is None:
                 self._sidecar(self.own)
+            if self.own is not None and self.own_api is not None and self.error is None:
+                self._api.want(self.own_api, self.dsn, self.own.environment, after=0.0)
             if self.own is None or self.error is None:
                 await self._ending.wait()
         finally:
@@ -98,6 +107,7 @@ class Keeper:
             (self.folder / "keeper.sock").unlink(missing_ok=True)
             server.close()
             await self._end()
+            await self._hang_up()
         return 2 if self.error else 0
 
     async def _start(self) -> None:
@@ -133,6 +143,7 @@ class Keeper:
             await asyncio.sleep(TRIM_EACH)
             for name in ("keeper.log", "postgres.log"):
                 state.trim_log(self.folder / name)
+            self._api.trim()
             for sidecar in self._sidecars.values():
                 sidecar.trim()
 
@@ -141,14 +152,25 @@ class Keeper:
             task.cancel()
         if self._sidecars:
             say("ending; exchanges get the time to finish")
-        await asyncio.gather(*(sidecar.end() for sidecar in self._sidecars.values()))
+        await asyncio.gather(self._api.end(), *(sidecar.end() for sidecar in self._sidecars.values()))
         if self.postgres is not None:
             self.postgres.stop()
         say("ended")
 
+    async def _hang_up(self) -> None:
+        """Let those who serve users come to their end: asyncio has words for each that is cancelled instead."""
+        for writer in list(self._connections):
+            writer.close()
+        if self._serving:
+            await asyncio.wait(self._serving, timeout=GRACE)
+
     # ---- users
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
         self._connections.add(writer)
         self._mind(GRACE)
         sidecar: KeptSidecar | None = None
@@ -167,6 +189,8 @@ class Keeper:
                 _tell(writer, trouble)
                 return
             wanted = Wanted(hello["settings"], hello["command"], hello["environment"])
+            if (api := hello.get("api")) is not None and self.own is None:
+                self._api.want(WantedApi(api["command"], api["settings"]), self.dsn, wanted.environment)
             sidecar = self._sidecar(wanted)
             sidecar.users.add(writer)
             self._mind_sidecar(sidecar)
@@ -177,6 +201,7 @@ class Keeper:
             pass  # a client that speaks otherwise, or is gone
         finally:
             if sidecar is not None:
+                sidecar = self._sidecars.get(sidecar.wanted.hash, sidecar)  # it may have been followed by another
                 sidecar.users.discard(writer)
                 self._mind_sidecar(sidecar)
             self._connections.discard(writer)
@@ -244,8 +269,8 @@ class Keeper:
             del self._sidecars[sidecar.wanted.hash]
 
     def _changed(self, sidecar: KeptSidecar, only: asyncio.StreamWriter | None = None) -> None:
-        """Tell the users of *sidecar*, or one of them, how it is."""
-        running = sidecar.running
+        """Tell the users of *sidecar*, or one of them, how it is. Who comes while it ends waits for the next one."""
+        running = None if sidecar.ending else sidecar.running
         message: dict[str, Any] = {
             "dsn": self.dsn,
             "proxy": running and running.address,
@@ -285,6 +310,7 @@ def up(
     *,
     host: str = "127.0.0.1",
     port: int = 7777,
+    api: WantedApi | None = None,
 ) -> int:
     """Keep in the foreground until SIGINT or SIGTERM. Returns the exit code. Raises UsageError with words."""
     dsn = os.environ.get("DATABASE_URL") or None
@@ -294,14 +320,8 @@ def up(
     if not mine.take():
         raise UsageError(f"twiceshy up is running already for {folder} (pid {mine.owner()})")
     try:
-        try:
-            # Asked before anything is ended for it. Held until the sidecar has bound it.
-            held = state.hold_port(port, host)
-        except OSError as error:
-            raise UsageError(
-                f"port {port} on {host}: {error.strerror}: end what listens there, or choose another with --port"
-            ) from error
-        with held:
+        # Asked before anything is ended for them. Held until they are bound.
+        with _held(port, host, "--port"), _held(None if api is None else api.port, host, "--api-port"):
             if (other := state.connect(folder / "keeper.sock")) is not None:
                 say(f"taking over from the keeper in the background (pid {lock.owner()})")
                 other.setblocking(True)
@@ -316,16 +336,32 @@ def up(
                     raise UsageError(f"the keeper in the background (pid {lock.owner()}) does not end")
                 time.sleep(0.02)
             own = Wanted(settings, command, environment, host, port)
-            return asyncio.run(_run(folder, lock, own))
+            return asyncio.run(_run(folder, lock, own, api))
     finally:
         lock.release()
         mine.release()
 
 
+def _held(port: int | None, host: str, flag: str) -> contextlib.AbstractContextManager[object]:
+    """Hold *port*; None: nothing. Raises UsageError."""
+    if port is None:
+        return contextlib.nullcontext()
+    try:
+        return state.hold_port(port, host)
+    except OSError as error:
+        raise UsageError(
+            f"port {port} on {host}: {error.strerror}: end what listens there, or choose another with {flag}"
+        ) from error
+
+
 async def _run(
-    folder: Path, lock: state.Lock, own: Wanted | None = None, listening: Callable[[], object] = lambda: None
+    folder: Path,
+    lock: state.Lock,
+    own: Wanted | None = None,
+    api: WantedApi | None = None,
+    listening: Callable[[], object] = lambda: None,
 ) -> int:
-    return await Keeper(folder, lock, own=own).run(listening)
+    return await Keeper(folder, lock, own=own, own_api=api).run(listening)
 
 
 def _background(folder: Path, ready: int) -> int:

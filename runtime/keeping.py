@@ -21,6 +21,7 @@ from runtime import folder as state
 from runtime import keeper
 from runtime.errors import DatabaseAway, TwiceshyError, UsageError
 from runtime.kept import working_folder
+from runtime.kept_api import WantedApi
 from runtime.settings import NOT_OF_SIDECARS, NOT_SETTINGS, Settings
 
 #: Until the first sidecar listens: making the database's data takes seconds on a slow disk.
@@ -50,12 +51,28 @@ def environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
     }
 
 
+#: What of an agent is a sidecar's business: whose runs it may start, and with what. An agent has one of the last two.
+OF_AGENTS = frozenset({"children", "input_schema", "command", "python"})
+
+
 def settings_as_values(settings: Settings) -> dict[str, Any]:
     """*settings* as JSON values, for a sidecar: without what is none of its business, and paths absolute."""
     values = settings.model_dump(mode="json", exclude=set(NOT_OF_SIDECARS))
     if values.get("extra_ca"):
         values["extra_ca"] = str(Path(values["extra_ca"]).absolute())
-    return values
+    of_others = {child for table in settings.agents.values() for child in table.children}
+    agents = {
+        name: table.model_dump(mode="json", include=OF_AGENTS)
+        for name, table in settings.agents.items()
+        if table.children or table.input_schema is not None or name in of_others
+    }
+    # Whose agents say nothing of one another shares a sidecar with others, whatever else they are.
+    return values | {"agents": agents} if agents else values
+
+
+def api_settings_as_values(settings: Settings) -> dict[str, Any]:
+    """*settings* as JSON values, for the API: with the agents, whose runs are started there."""
+    return settings.model_dump(mode="json")
 
 
 def _is_setting(name: str) -> bool:
@@ -63,12 +80,24 @@ def _is_setting(name: str) -> bool:
     return name.startswith("TWICESHY_") and name not in NOT_SETTINGS and name != "TWICESHY_FAILPOINT"
 
 
-def up(settings: Settings, sidecar_command: Sequence[str], *, host: str = "127.0.0.1", port: int = 7777) -> int:
+def up(
+    settings: Settings,
+    sidecar_command: Sequence[str],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 7777,
+    api_command: Sequence[str] | None = None,
+    api_port: int | None = None,
+) -> int:
     """``twiceshy up``: be the keeper, in the foreground, until SIGINT or SIGTERM. Returns the exit code.
 
-    Says on standard error where it listens. Raises UsageError when the port is taken or another ``up`` runs.
+    *api_command*: what the API is started by; None: there is none. Says on standard error where it listens. Raises
+    UsageError when a port is taken or another ``up`` runs.
     """
-    return keeper.up(settings_as_values(settings), sidecar_command, environment(), host=host, port=port)
+    api = None
+    if api_command is not None:
+        api = WantedApi(api_command, api_settings_as_values(settings), host, api_port, heard=True)
+    return keeper.up(settings_as_values(settings), sidecar_command, environment(), host=host, port=port, api=api)
 
 
 class Keeping:
@@ -83,16 +112,20 @@ class Keeping:
     sidecar_pid: int
     keeper_pid: int
 
-    def __init__(self, settings: Settings, sidecar_command: Sequence[str]) -> None:
+    def __init__(
+        self, settings: Settings, sidecar_command: Sequence[str], api_command: Sequence[str] | None = None
+    ) -> None:
         self._dsn = os.environ.get("DATABASE_URL") or None
         self.folder = state.state_folder(self._dsn)
-        hello = {
+        hello: dict[str, Any] = {
             "version": keeper.VERSION,
             "database": state.database_identity(self._dsn),
             "settings": settings_as_values(settings),
             "command": list(sidecar_command),
             "environment": environment(),
         }
+        if api_command is not None:
+            hello["api"] = {"command": list(api_command), "settings": api_settings_as_values(settings)}
         self._hello = json.dumps(hello).encode() + b"\n"
         self._news = asyncio.Condition()
         self._state: dict[str, Any] | None = None
@@ -101,12 +134,16 @@ class Keeping:
         self._following: asyncio.Task[None] | None = None
 
     @classmethod
-    async def open(cls, settings: Settings, sidecar_command: Sequence[str]) -> Self:
+    async def open(
+        cls, settings: Settings, sidecar_command: Sequence[str], api_command: Sequence[str] | None = None
+    ) -> Self:
         """Connect, starting a keeper if there is none; returns when a sidecar listens.
+
+        With *api_command* the folder's API is started by it, too, if this user stays for a moment.
 
         Raises UsageError or DatabaseAway with the keeper's words when that cannot be.
         """
-        self = cls(settings, sidecar_command)
+        self = cls(settings, sidecar_command, api_command)
         state.make_folder(self.folder)
         self._following = asyncio.create_task(self._follow())
         try:

@@ -64,7 +64,7 @@ UPDATE twiceshy.run u SET lease_expires_at = twiceshy.now() + make_interval(secs
 FROM held h WHERE u.id = h.id RETURNING u.id;
 
 -- load_run: a run as its sidecar needs it
-SELECT u.uuid, u.attempt, u.token_hash, u.status, u.stop_step, u.stop_message, u.sidecar,
+SELECT u.uuid, u.agent, u.attempt, u.token_hash, u.status, u.stop_step, u.stop_message, u.sidecar,
        coalesce(u.retried_after = u.attempt - 1, false)
        OR EXISTS (SELECT FROM twiceshy.attempt t WHERE t.run_id = u.id AND t.n = u.attempt - 1 AND t.outcome = 'failed'
                   AND t.counter_at >= u.newest) AS last_failed_barren,
@@ -115,7 +115,8 @@ INSERT INTO twiceshy.body (run_id, id, part, data) VALUES ($1, $2, $3, $4) ON CO
 DELETE FROM twiceshy.body b WHERE b.run_id = $1 AND b.id = $2;
 
 -- save_tape: what an attempt did, as its sidecar saw it
-UPDATE twiceshy.attempt t SET tape = $3 WHERE t.run_id = $1 AND t.n = $2;
+UPDATE twiceshy.attempt t SET tape = $3, replayed = $4, joined = $5, calls_saved = $6, tokens_saved = $7
+WHERE t.run_id = $1 AND t.n = $2;
 
 -- input: what a run works on
 SELECT u.input FROM twiceshy.run u WHERE u.id = $1;
@@ -284,6 +285,11 @@ SELECT pg_notify('twiceshy_queue', $1);
 
 -- next_queued: the run that some agents' worker does next; one that somebody else is taking is passed over
 SELECT u.id, u.agent FROM twiceshy.run u
+-- add_attributes: what is said of a new run
+INSERT INTO twiceshy.attribute (run_id, name, value, created_at)
+SELECT u.id, t.name, t.value, u.created_at
+FROM twiceshy.run u, unnest($2::text[], $3::text[]) t (name, value) WHERE u.id = $1;
+
 WHERE u.status = 'queued' AND u.for_workers AND u.agent = ANY($1::text[]) AND u.not_before <= (SELECT twiceshy.now())
 ORDER BY u.priority DESC, u.not_before LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED;
 
@@ -382,7 +388,8 @@ SELECT u.*, extract(epoch FROM u.lease_expires_at - twiceshy.now())::float8 AS l
 FROM twiceshy.run u WHERE u.id = $1;
 
 -- runs: the newest runs, of one status or of any, of one agent or of any
-SELECT u.*, extract(epoch FROM u.lease_expires_at - twiceshy.now())::float8 AS lease_left
+SELECT u.*, extract(epoch FROM u.lease_expires_at - twiceshy.now())::float8 AS lease_left,
+       (SELECT json_object_agg(a.name, a.value)::text FROM twiceshy.attribute a WHERE a.run_id = u.id) AS attributes
 FROM twiceshy.run u
 WHERE ($1::text IS NULL OR u.status = $1) AND ($3::text IS NULL OR u.agent = $3)
 ORDER BY u.created_at DESC, u.id LIMIT $2;
@@ -401,3 +408,21 @@ WHERE s.run_id = $1 ORDER BY s.begun;
 -- open_exchanges: how many exchanges of a run living sidecars still have
 SELECT count(*) FROM twiceshy.step s JOIN twiceshy.sidecar c ON c.id = s.sidecar
 WHERE s.run_id = $1 AND s.kind = 'http' AND s.state = 'sent' AND c.ended_at IS NULL AND c.expires_at >= twiceshy.now();
+
+-- ---- the API
+
+-- make_key: a new key of the API
+INSERT INTO twiceshy.api_key (id, digest) VALUES ($1, $2);
+
+-- api_key: what is kept of a key of the API
+SELECT k.digest FROM twiceshy.api_key k WHERE k.id = $1;
+
+-- watched: how some runs stand that somebody waits for
+SELECT u.id, u.status, u.counter, u.attempt, u.changed_at FROM twiceshy.run u WHERE u.id = ANY($1::text[]);
+
+-- events: some events of a run behind a place, in the order in which they came
+SELECT v.name, v.id, v.payload, v.at, v.consumed_by, v.sent FROM twiceshy.event v
+WHERE v.run_id = $1 AND v.sent > $2 ORDER BY v.sent LIMIT $3;
+
+-- alive: whether the tables can be read
+SELECT true FROM twiceshy.installation;

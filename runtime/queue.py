@@ -13,13 +13,15 @@ import contextlib
 import hashlib
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from runtime import lease as leases
 from runtime import retry, rows, runs
+from runtime.attributes import check as check_attributes
 from runtime.database import ERRORS, Connection, sql
 from runtime.errors import Taken, UsageError
+from runtime.names import PRIORITY_MAX as PRIORITY_MAX
 from runtime.runs import in_transaction
 from runtime.step import RunStatus
 from runtime.tokens import check_id, new_id
@@ -30,8 +32,6 @@ CHANNEL = "twiceshy_queue"
 KEY_MAX = 200
 #: How many keys are forgotten in one transaction.
 FORGOTTEN_AT_ONCE = 500
-#: Priorities are whole numbers from minus this to this.
-PRIORITY_MAX = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,14 @@ class Job:
 
     agent: str
     claim: runs.Claim
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A run that was started. ``fresh`` False: by an equal start before."""
+
+    run: str
+    fresh: bool
 
 
 # ---- starting
@@ -53,8 +61,26 @@ async def start(
     run_id: str | None = None,
     key: str | None = None,
     priority: int = 0,
+    attributes: Mapping[str, str] | None = None,
 ) -> str:
-    """Queue a run of *agent* on *input* (JSON), and return its id. Equal starts under one *key* are one run.
+    """``start_once``, for who needs the run's id only."""
+    started = await start_once(
+        connection, agent, input, run_id=run_id, key=key, priority=priority, attributes=attributes
+    )
+    return started.run
+
+
+async def start_once(
+    connection: Connection,
+    agent: str,
+    input: bytes | None,  # noqa: A002
+    *,
+    run_id: str | None = None,
+    key: str | None = None,
+    priority: int = 0,
+    attributes: Mapping[str, str] | None = None,
+) -> Started:
+    """Queue a run of *agent* on *input* (JSON). Equal starts under one *key* are one run.
 
     Raises UsageError for a malformed name, and Taken when *key* or *run_id* stands for another start. Whether the agent
     is declared, and the input fits it, is asked before (``runtime.agents``).
@@ -63,19 +89,26 @@ async def start(
         raise UsageError(f"key {key[:KEY_MAX]!r}: 1 to {KEY_MAX} printable characters")
     if not -PRIORITY_MAX <= priority <= PRIORITY_MAX:
         raise UsageError(f"priority {priority}: a whole number from -{PRIORITY_MAX} to {PRIORITY_MAX}")
-    started = await _start(connection, agent, input, run_id, key, priority)
+    labels = check_attributes(attributes or {})
+    started = await _start(connection, agent, input, run_id, key, priority, labels)
     with contextlib.suppress(*ERRORS):  # it is queued; a hint is no more than that
-        await hint(connection, started)
+        await hint(connection, started.run)
     return started
 
 
 @in_transaction
 async def _start(
-    connection: Connection, agent: str, given: bytes | None, run_id: str | None, key: str | None, priority: int
-) -> str:
+    connection: Connection,
+    agent: str,
+    given: bytes | None,
+    run_id: str | None,
+    key: str | None,
+    priority: int,
+    labels: dict[str, str],
+) -> Started:
     wanted = new_id() if run_id is None else check_id(run_id)
     if key is not None:
-        digest = _digest(agent, given, run_id, priority)
+        digest = _digest(agent, given, run_id, priority, labels)
         # One of several at the same instant gets through here; the others wait for its commit, and find it below.
         if await connection.fetchval(sql("start_once"), key, wanted, digest) is None:
             before = await connection.fetchrow(sql("started"), key)
@@ -83,18 +116,21 @@ async def _start(
             if before["digest"] != digest:
                 raise Taken(
                     f"key {key!r} was used for another start (run {before['run_id']}): an equal one has the same "
-                    f"agent, input, run id and priority"
+                    f"agent, input, run id, priority and attributes"
                 )
-            return str(before["run_id"])
+            return Started(before["run_id"], fresh=False)
     if await connection.fetchval(sql("enqueue"), wanted, agent, given, priority) is None:
         there = await runs.get_run(connection, wanted)
-        if (there.agent, there.input, there.for_workers) != (agent, given, True):
+        if (there.agent, there.input, there.for_workers, there.attributes) != (agent, given, True, labels):
             raise Taken(f"run {wanted} is there already (agent {there.agent!r}, {there.status}), and is another one")
-    return wanted
+        return Started(wanted, fresh=False)
+    if labels:
+        await connection.execute(sql("add_attributes"), wanted, list(labels), list(labels.values()))
+    return Started(wanted, fresh=True)
 
 
-def _digest(agent: str, given: bytes | None, run_id: str | None, priority: int) -> bytes:
-    head = json.dumps([agent, run_id, priority, given is not None]).encode("ascii")
+def _digest(agent: str, given: bytes | None, run_id: str | None, priority: int, labels: dict[str, str]) -> bytes:
+    head = json.dumps([agent, run_id, priority, given is not None, *([labels] if labels else [])]).encode("ascii")
     return hashlib.sha256(head + b"\0" + (given or b"")).digest()
 
 

@@ -329,8 +329,9 @@ async def get_run(connection: Connection, run_id: str) -> RunRow:
 async def list_runs(
     connection: Connection, *, status: RunStatus | None = None, agent: str | None = None, limit: int = 50
 ) -> list[RunRow]:
-    """The newest runs, of one status and one agent or of any."""
-    return [shown.run(row) for row in await connection.fetch(sql("runs"), status, limit, agent)]
+    """The newest runs, of one status and one agent or of any, without input and result (more: ``runtime.listing``)."""
+    found = await connection.fetch(sql("runs"), status, agent, None, None, None, None, limit)
+    return [shown.run(row) for row in found]
 
 
 @in_transaction

@@ -82,6 +82,15 @@ class Settings(BaseModel):
         2592000.0, gt=0, description="how long the key of a start is remembered after its run has ended"
     )
     input_max: int = Field(16 << 20, gt=0, description="largest input of a run that is started")
+    api_body_max: int = Field(20 << 20, gt=0, description="largest body of a request to the API")
+    api_page_max: int = Field(200, gt=0, description="largest page of a list of the API")
+    api_wait_max: float = Field(60.0, gt=0, description="how long the API holds a request that waits for a result")
+    api_tails: int = Field(100, ge=0, description="how many live tails an API process serves at a time")
+    api_tail_max: float = Field(3600.0, gt=0, description="a live tail ends after this long; its client resumes it")
+    api_hosts: str = Field("", description="further names, comma separated, by which the API may be called")
+    token_price: float | None = Field(
+        None, ge=0, description="what a million tokens cost, about: for the estimate of money that replay saved"
+    )
     extra_ca: str | None = Field(None, description="file of further CA certificates for upstreams")
     deny_private: bool = Field(
         False, description="refuse private addresses as upstreams (link-local and metadata always are)"
@@ -94,7 +103,17 @@ class Settings(BaseModel):
 
 #: Nothing of a sidecar's: who differs in these alone shares one.
 NOT_OF_SIDECARS = frozenset(
-    {"agents", "slots", "drain_agents", "attempt_timeout", "preload_timeout", "start_key_retention", "input_max"}
+    {
+        "agents",
+        "slots",
+        "drain_agents",
+        "attempt_timeout",
+        "preload_timeout",
+        "start_key_retention",
+        "input_max",
+        "token_price",
+    }
+    | {"api_body_max", "api_page_max", "api_wait_max", "api_tails", "api_tail_max", "api_hosts"}
 )
 #: Tables: in the file only.
 TABLES = frozenset({"route", "agents"})
@@ -117,6 +136,7 @@ def config_file(start: Path | None = None) -> Path | None:
 #: TWICESHY_* names that are not settings: they place and identify.
 NOT_SETTINGS = frozenset(
     {"TWICESHY_CONFIG", "TWICESHY_HOME", "TWICESHY_RUN", "TWICESHY_TOKEN", "TWICESHY_CA_FILE", "TWICESHY_DOCTOR"}
+    | {"TWICESHY_API", "TWICESHY_API_KEY"}
 )
 
 

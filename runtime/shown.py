@@ -1,5 +1,6 @@
 """Runs, attempts and steps as people and launchers see them. Pure."""
 
+import json
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -37,6 +38,7 @@ class RunRow:
     ended_at: datetime | None
     wake_at: datetime | None
     wake_on: list[str] | None
+    attributes: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,13 @@ class StepLine:
 def run(row: rows.Row) -> RunRow:
     """Of the statements ``run`` and ``runs``."""
     values: dict[str, Any] = {name: row[name] for name in RunRow.__slots__}
-    return RunRow(**values | {"status": rows.known(RunStatus, row["status"], f"run {row['id']}")})
+    return RunRow(
+        **values
+        | {
+            "status": rows.known(RunStatus, row["status"], f"run {row['id']}"),
+            "attributes": json.loads(row["attributes"] or "{}"),
+        }
+    )
 
 
 def attempt(row: rows.Row) -> AttemptRow:

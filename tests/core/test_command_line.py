@@ -65,4 +65,4 @@ def test_a_broken_address_of_a_database_is_said() -> None:
 
 async def test_a_file_of_certificates_that_is_not_there_is_said() -> None:
     with pytest.raises(UsageError, match="extra_ca: /no/such: No such file"):
-        Upstream(Settings(extra_ca="/no/such"), via="us", own_port=1)
+        Upstream(Settings(extra_ca="/no/such"), via="us", own_ports=frozenset())

@@ -3,11 +3,12 @@
 import json
 import re
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from runtime import database, runs
+from runtime import database, listing, runs
 from runtime.database import Connection, connect, sql
 from runtime.entries import PutBack
 from runtime.journal import Journal
@@ -17,12 +18,14 @@ from tests.database.samples import PROVISIONAL, Scene, answer, claim
 #: Statements that look for more than one run, and what for.
 OF_MANY = {
     "runs": "the list for people",
+    "runs_of_attributes": "the same, by the index of attributes",
     "predecessors_end": "sidecars of a folder, by their own index",
     "clock": "the own backend",
     "installation": "one row",
     "secret": "one row",
     "started": "a key, by the primary key",
     "forget_starts": "old keys, by their own index",
+    "api_key": "a key, by the primary key",
     "open_approvals": "the list for people, by its own index",
     "wake": "parked runs that are due, by their own index",
     "next_queued": "the head of the queue, by its own index",
@@ -39,7 +42,7 @@ LOOKS_FOR_WORK = {
     "wake": {"run_wakes", "run_pkey"},
     "forget_starts": {"start_at", "start_pkey", "run_pkey"},
 }
-ABOUT_SCHEMA = ("migration", "now", "bounded", "write")
+ABOUT_SCHEMA = ("migration", "now", "bounded", "write", "custom_plans")
 
 
 @pytest.fixture
@@ -68,6 +71,8 @@ async def full(dsn: str, journal: Journal) -> AsyncIterator[Connection]:
             FROM generate_series(1, 300) n, generate_series(1, 40) k;
         INSERT INTO twiceshy.approval (run_id, id, name, asked_at)
             SELECT 'other-' || n, 'k' || k, 'go', now() FROM generate_series(1, 300) n, generate_series(1, 40) k;
+        INSERT INTO twiceshy.attribute (run_id, name, value, created_at)
+            SELECT 'other-' || n, 'k' || k, 'v', now() FROM generate_series(1, 300) n, generate_series(1, 40) k;
         INSERT INTO twiceshy.body SELECT 'other-' || n, gen_random_uuid(), 0, sha256('')
             FROM generate_series(1, 300) n, generate_series(1, 40);
         INSERT INTO twiceshy.sidecar (id, host, folder, pid, address, expires_at, ended_at)
@@ -119,12 +124,51 @@ async def test_every_statement_touches_one_run_by_its_key(full: Connection) -> N
 
 
 async def test_the_list_of_runs_of_a_status_uses_its_index(full: Connection) -> None:
-    assert await full.fetch(sql("runs"), "queued", 10, None) == []
+    assert await full.fetch(sql("runs"), "queued", None, None, None, None, None, 10) == []
     await full.execute("ANALYZE twiceshy.run")
     found = await full.fetchval(
         "EXPLAIN (FORMAT JSON) SELECT FROM twiceshy.run WHERE status = 'queued' ORDER BY created_at DESC LIMIT 10"
     )
     assert "run_status" in found
+
+
+@pytest.mark.parametrize(
+    ("filters", "index"),
+    [
+        ({}, "run_created"),
+        ({"status": "ambiguous"}, "run_status"),
+        ({"agent": "b"}, "run_agent"),
+        ({"attributes": {"rare": "1"}}, "attribute_value"),
+    ],
+)
+async def test_a_page_of_the_list_uses_the_index_of_its_filter(dsn: str, filters: dict[str, Any], index: str) -> None:
+    """Among 20,000 runs; with the place of a page before it, too."""
+    connection = await connect(dsn, name="test")
+    await connection.execute(
+        """
+        INSERT INTO twiceshy.run (id, status, agent, created_at)
+            SELECT 'r' || n, 'done', 'a', now() - make_interval(secs => n) FROM generate_series(1, 20000) n;
+        INSERT INTO twiceshy.attribute (run_id, name, value, created_at)
+            SELECT u.id, 'of', 'many', u.created_at FROM twiceshy.run u;
+        INSERT INTO twiceshy.attribute (run_id, name, value, created_at)
+            SELECT u.id, 'rare', '1', u.created_at FROM twiceshy.run u WHERE u.id LIKE 'r10_0';
+        UPDATE twiceshy.run SET status = 'ambiguous', stop_message = 'x', agent = 'b' WHERE id LIKE 'r10_0';
+        """
+    )
+    await connection.execute("ANALYZE")
+    for cursor in (None, listing.make_cursor(datetime.now(UTC), "r5")):
+        asked: list[tuple[str, Any]] = []
+        with connection.query_logger(lambda logged: asked.append((logged.query, logged.args))):
+            page = await listing.page(connection, listing.Filters(**filters), limit=5, cursor=cursor)
+        assert len(page.runs) == 5
+        [(query, arguments)] = [(query, arguments) for query, arguments in asked if "ORDER BY" in query]
+        found = json.loads(await connection.fetchval(f"EXPLAIN (FORMAT JSON) {query}", *arguments))
+        assert index in {node.get("Index Name") for node in indexes(found[0]["Plan"])}, found
+    await connection.close()
+
+
+def indexes(plan: dict[str, Any]) -> list[dict[str, Any]]:
+    return [plan, *(node for child in plan.get("Plans", ()) for node in indexes(child))]
 
 
 async def test_who_looks_for_work_does_not_see_what_is_finished(dsn: str) -> None:

@@ -1,0 +1,197 @@
+"""Runs: started, listed, shown, waited for, and what a person decides of them."""
+
+import time
+from typing import Any
+
+from runtime import attributes, events, listing, queue, runs, settling, verbs
+from runtime.agents import check_input, declared
+from runtime.api import models
+from runtime.api.call import Call
+from runtime.api.json_text import stored
+from runtime.api.problems import Problem
+from runtime.api.routes import Answer, Routes
+from runtime.shown import RunRow
+from runtime.step import RunStatus
+
+ROUTES = Routes("runs")
+_NULL = b"null"
+
+
+def line(row: RunRow) -> models.RunLine:
+    """A run as lists show it."""
+    return models.RunLine(**_shown(row))
+
+
+def whole(row: RunRow) -> models.Run:
+    """A run as it is shown alone."""
+    return models.Run(**_shown(row), input=stored(row.input), result=stored(row.result))
+
+
+def _shown(row: RunRow) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "agent": row.agent,
+        "status": row.status,
+        "error": row.error,
+        "attempts": row.attempt,
+        "priority": row.priority,
+        "attributes": row.attributes,
+        "created_at": row.created_at,
+        "changed_at": row.changed_at,
+        "ended_at": row.ended_at,
+        "stop": models.Stop(step=row.stop_step, message=row.stop_message) if row.status.stopped else None,
+        "parked": models.ParkedUntil(until=row.wake_at, events=list(row.wake_on or ()))
+        if row.status is RunStatus.PARKED
+        else None,
+        "parent": getattr(row, "parent", None),
+        "continued_from": getattr(row, "continued_from", None),
+        "continued_as": getattr(row, "continued_as", None),
+    }
+
+
+@ROUTES.add("POST", "/v1/runs", {201: models.Run, 200: models.Run}, problems=(409,))
+async def start_run(call: Call, headers: models.IdempotencyKey, body: models.StartRun) -> Answer:
+    """Start a run, once.
+
+    It is queued for the workers. Equal starts under one `Idempotency-Key` are one run; another start under that key is
+    refused with 409. The agent must be declared, and the input fit its schema.
+    """
+    table = declared(call.house.agents(), body.agent)
+    given = body.raw("input")
+    given = None if given == _NULL else given
+    if given is not None and len(given) > call.settings.input_max:
+        raise Problem(413, f"the input has {len(given)} bytes, more than input_max ({call.settings.input_max})")
+    check_input(body.agent, table, given)
+    async with call.connection() as connection:
+        started = await queue.start_once(
+            connection, body.agent, given, run_id=body.run, key=headers.idempotency_key, priority=body.priority,
+            attributes=body.attributes,
+        )  # fmt: skip
+        row = await runs.get_run(connection, started.run)
+    return Answer(whole(row), 201 if started.fresh else 200, {"Location": f"/v1/runs/{row.id}"})
+
+
+@ROUTES.add("GET", "/v1/runs", {200: models.RunPage})
+async def list_runs(call: Call, query: models.RunFilters) -> Answer:
+    """List runs, the newest first.
+
+    In pages that do not shift when runs are added: `next` is the `cursor` of the page behind. Without input and result.
+    """
+    filters = listing.Filters(
+        query.status, query.agent, dict(attributes.read(each) for each in query.attribute), query.created_after,
+        query.created_before,
+    )  # fmt: skip
+    async with call.connection() as connection:
+        page = await listing.page(connection, filters, limit=query.limit, cursor=query.cursor)
+    return Answer(models.RunPage(runs=[line(row) for row in page.runs], next=page.next))
+
+
+@ROUTES.add("GET", "/v1/runs/{run}", {200: models.Run}, problems=(404,))
+async def get_run(call: Call, path: models.OfRun) -> Answer:
+    """Show a run."""
+    async with call.connection() as connection:
+        return Answer(whole(await runs.get_run(connection, path.run)))
+
+
+@ROUTES.add("GET", "/v1/runs/{run}/result", {200: models.Result, 202: models.Result}, problems=(404,))
+async def wait_for_result(call: Call, path: models.OfRun, query: models.Waiting) -> Answer:
+    """Wait for what comes of a run.
+
+    200 when it has ended (`done`, `failed`, `cancelled`), 202 while it goes on after `timeout` seconds. Where a run was
+    continued as another one, that is waited for.
+    """
+    until = time.monotonic() + min(query.timeout, call.settings.api_wait_max)
+    run, known = path.run, None
+    while True:
+        async with call.connection() as connection:
+            row = await runs.get_run(connection, run)
+        if following := getattr(row, "continued_as", None):
+            run, known = following, None
+            continue
+        left = until - time.monotonic()
+        if row.status.ended or left <= 0 or call.house.ending.is_set():
+            found = models.Result(run=row.id, status=row.status, result=stored(row.result), error=row.error)
+            return Answer(found, 200 if row.status.ended else 202)
+        # What was read here may be younger than the first look; a second one follows at once then.
+        known = await call.house.watch.changed(run, known, left) or known
+
+
+@ROUTES.add("GET", "/v1/runs/{run}/events", {200: models.EventPage}, problems=(404,))
+async def list_events(call: Call, path: models.OfRun, query: models.Paging) -> Answer:
+    """List the events of a run, in the order in which they came."""
+    behind = -1 if query.cursor is None else _place(query.cursor)
+    async with call.connection() as connection:
+        await runs.get_run(connection, path.run)
+        found = await listing.events(connection, path.run, behind=behind, limit=query.limit + 1)
+    shown = [
+        models.Event(name=each.name, id=each.id, payload=stored(each.payload), at=each.at, taken_by=each.taken_by)
+        for each in found[: query.limit]
+    ]
+    more = len(found) > query.limit
+    return Answer(models.EventPage(events=shown, next=str(found[query.limit - 1].sent) if more else None))
+
+
+def _place(cursor: str) -> int:
+    """A place in the order of one run's steps, answers and events."""
+    if not (cursor.isascii() and cursor.isdecimal() and len(cursor) <= 18):
+        raise Problem(422, "query.cursor: not one that a page ended with")
+    return int(cursor)
+
+
+@ROUTES.add("POST", "/v1/runs/{run}/events", {201: models.EventSent, 200: models.EventSent}, problems=(404, 409))
+async def send_event(call: Call, path: models.OfRun, body: models.SendEvent) -> Answer:
+    """Send a run an event.
+
+    It may come before, during or after the wait for it, and is taken once. 200: it was sent before, under this `id` and
+    with this payload; under it another payload is refused with 409.
+    """
+    payload = body.raw("payload") or _NULL
+    async with call.connection() as connection:
+        sent = await events.send(connection, path.run, body.name, payload, body.id, limit=call.settings.payload_max)
+    return Answer(models.EventSent(name=body.name, id=sent.id, fresh=sent.fresh), 201 if sent.fresh else 200)
+
+
+@ROUTES.add("POST", "/v1/runs/{run}/cancel", {200: models.Standing}, problems=(404, 409))
+async def cancel_run(call: Call, path: models.OfRun) -> Answer:
+    """End a run, however it stands.
+
+    Its attempt is ended, and refused from now on. What has left already is recorded. 409: it is done or failed.
+    """
+    async with call.connection() as connection:
+        was = await verbs.cancel(connection, path.run)
+    return Answer(models.Standing(run=path.run, status=RunStatus.CANCELLED, was=was))
+
+
+@ROUTES.add("POST", "/v1/runs/{run}/retry", {200: models.Standing}, problems=(404, 409))
+async def retry_run(call: Call, path: models.OfRun) -> Answer:
+    """Let a failed, cancelled or diverged run go on from its journal.
+
+    `ambiguous` afterwards: it is not known whether one of its effects was made, and a person must say so first.
+    """
+    async with call.connection() as connection:
+        status = await verbs.retry(connection, path.run)
+        row = await runs.get_run(connection, path.run)
+        if row.for_workers and status is RunStatus.QUEUED:
+            await queue.hint(connection, row.id)
+    return Answer(models.Standing(run=path.run, status=status))
+
+
+@ROUTES.add("POST", "/v1/runs/{run}/steps/{step}/resolve", {200: models.Standing}, problems=(404, 409))
+async def resolve_step(call: Call, path: models.OfStep, body: models.Resolve) -> Answer:
+    """Settle a step whose outcome is not known.
+
+    Settling the last open one lets the run go on.
+    """
+    text = body.raw("body")
+    if isinstance(body.body, str):
+        try:
+            text = body.body.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise Problem(422, "body.body: a lone surrogate is no text") from error
+    headers = tuple((name.encode("ascii"), value.strip().encode("ascii")) for name, value in body.headers.items())
+    given = settling.Given(body.status, headers, text)
+    async with call.connection() as connection:
+        status = await settling.settle(connection, path.run, path.step, body.how, given, call.house.assume)
+        if status is RunStatus.QUEUED and (await runs.get_run(connection, path.run)).for_workers:
+            await queue.hint(connection, path.run)
+    return Answer(models.Standing(run=path.run, status=status))
