@@ -15,12 +15,11 @@ from uuid import UUID
 
 import asyncpg
 
-from runtime import database, lease, queue, rows, runs
+from runtime import database, lease, rows, runs
 from runtime.database import Connection, sql
 from runtime.entries import (
     Bound,
     Decision,
-    ChildEnd,
     Entry,
     Event,
     Fence,
@@ -36,8 +35,8 @@ from runtime.errors import DatabaseAway, NotFound, TwiceshyError, Unreadable, Un
 from runtime.retry import backoff
 from runtime.settings import Settings
 from runtime.step import Finality, RunStatus, State
-from runtime.writer import Writer
 from runtime.tape import Counts, read_attempt
+from runtime.writer import Writer
 
 T = TypeVar("T")
 
@@ -173,7 +172,6 @@ class Journal:
             steps=list(steps.values()),
             owned=run["owned"],
         )
-            agent=run["agent"],
 
     @staticmethod
     async def _complete(connection: Connection, run_id: str, steps: dict[str, StepRow]) -> None:
@@ -227,27 +225,6 @@ class Journal:
         return Parked(row["until"]) if row is not None and row["outcome"] == "parked" else None
 
     # ---- local steps
-    # ---- child runs
-
-    async def start_child(
-        self, fence: Fence, child: str, agent: str, given: bytes | None, priority: int | None
-    ) -> Fenced | Stopped | None:
-        """Start the run *child* of *agent*, unless it is there; None: it is. Else why the fence does not hold."""
-        begun = await self.ask(
-            lambda connection: connection.fetchval(
-                sql("start_child"), fence.run_id, fence.token_hash, fence.sidecar, child, agent, given, priority
-            )
-        )
-        if not begun:
-            found = (await self.renew([fence], extend=False))[fence.run_id]
-            return Fenced() if isinstance(found, Bound) else found
-        await self.ask(lambda connection: queue.told(connection, child))
-        return None
-
-    async def is_child(self, run_id: str, child: str) -> bool:
-        """Whether the run *child* was started by this one, or by one that this continues."""
-        return await self.ask(lambda connection: connection.fetchval(sql("is_child"), run_id, child)) is not None
-
 
     async def save_progress(self, fence: Fence, key: str, exchange: UUID, said: bytes | None) -> bool:
         """Keep what was *said* of a local step's progress; False: it is over, or the permit is another's."""
@@ -388,7 +365,7 @@ def _translated(error: BaseException) -> TwiceshyError:
     return DatabaseAway(f"Postgres does not answer: {str(error) or type(error).__name__}")
 
 
-def _came(row: rows.Row) -> Event | Decision | ChildEnd | None:
+def _came(row: rows.Row) -> Event | Decision | None:
     """What a step waited for, by the statement ``waiting``."""
     if row["id"] is not None:
         return Event(row["id"], row["payload"], row["at"])
@@ -398,8 +375,6 @@ def _came(row: rows.Row) -> Event | Decision | ChildEnd | None:
 def _left(row: rows.Row) -> float:
     return -1.0 if row["lease_left"] is None else float(row["lease_left"])
 
-    if row["status"] is not None:
-        return ChildEnd(rows.known(RunStatus, row["status"], f"run {row['name']}"), row["result"], row["error"])
 
 def _standing(row: rows.Row | None, fence: Fence) -> Bound | Fenced | Stopped:
     against = rows.judge(row, fence)

@@ -64,7 +64,7 @@ UPDATE twiceshy.run u SET lease_expires_at = twiceshy.now() + make_interval(secs
 FROM held h WHERE u.id = h.id RETURNING u.id;
 
 -- load_run: a run as its sidecar needs it
-SELECT u.uuid, u.agent, u.attempt, u.token_hash, u.status, u.stop_step, u.stop_message, u.sidecar,
+SELECT u.uuid, u.attempt, u.token_hash, u.status, u.stop_step, u.stop_message, u.sidecar,
        coalesce(u.retried_after = u.attempt - 1, false)
        OR EXISTS (SELECT FROM twiceshy.attempt t WHERE t.run_id = u.id AND t.n = u.attempt - 1 AND t.outcome = 'failed'
                   AND t.counter_at >= u.newest) AS last_failed_barren,
@@ -280,16 +280,16 @@ RETURNING s.key;
 INSERT INTO twiceshy.run (id, agent, input, priority, for_workers) VALUES ($1, $2, $3, $4, true)
 ON CONFLICT DO NOTHING RETURNING id;
 
--- hint: whoever listens need not wait for its next look
-SELECT pg_notify('twiceshy_queue', $1);
-
--- next_queued: the run that some agents' worker does next; one that somebody else is taking is passed over
-SELECT u.id, u.agent FROM twiceshy.run u
 -- add_attributes: what is said of a new run
 INSERT INTO twiceshy.attribute (run_id, name, value, created_at)
 SELECT u.id, t.name, t.value, u.created_at
 FROM twiceshy.run u, unnest($2::text[], $3::text[]) t (name, value) WHERE u.id = $1;
 
+-- hint: whoever listens need not wait for its next look
+SELECT pg_notify('twiceshy_queue', $1);
+
+-- next_queued: the run that some agents' worker does next; one that somebody else is taking is passed over
+SELECT u.id, u.agent FROM twiceshy.run u
 WHERE u.status = 'queued' AND u.for_workers AND u.agent = ANY($1::text[]) AND u.not_before <= (SELECT twiceshy.now())
 ORDER BY u.priority DESC, u.not_before LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED;
 
@@ -384,15 +384,40 @@ ORDER BY p.asked_at, p.run_id, p.id LIMIT $3;
 -- ---- for people
 
 -- run: one run
-SELECT u.*, extract(epoch FROM u.lease_expires_at - twiceshy.now())::float8 AS lease_left
-FROM twiceshy.run u WHERE u.id = $1;
-
--- runs: the newest runs, of one status or of any, of one agent or of any
 SELECT u.*, extract(epoch FROM u.lease_expires_at - twiceshy.now())::float8 AS lease_left,
        (SELECT json_object_agg(a.name, a.value)::text FROM twiceshy.attribute a WHERE a.run_id = u.id) AS attributes
+FROM twiceshy.run u WHERE u.id = $1;
+
+-- custom_plans: what is asked in this transaction is planned for the values that it is asked with
+SELECT set_config('plan_cache_mode', 'force_custom_plan', true);
+
+-- runs: the newest runs behind a place in the list, of one status, agent, span of time, or of any
+SELECT u.id, u.uuid, u.agent, u.status, NULL::bytea AS input, NULL::bytea AS result, u.error, u.attempt, u.sidecar, u.counter,
+       u.newest, u.tokened, u.barren, u.for_workers, u.priority, u.not_before, u.stop_step, u.stop_message, u.created_at,
+       u.changed_at, u.ended_at, u.wake_at, u.wake_on,
+       extract(epoch FROM u.lease_expires_at - twiceshy.now())::float8 AS lease_left,
+       (SELECT json_object_agg(a.name, a.value)::text FROM twiceshy.attribute a WHERE a.run_id = u.id) AS attributes
 FROM twiceshy.run u
-WHERE ($1::text IS NULL OR u.status = $1) AND ($3::text IS NULL OR u.agent = $3)
-ORDER BY u.created_at DESC, u.id LIMIT $2;
+WHERE ($1::text IS NULL OR u.status = $1) AND ($2::text IS NULL OR u.agent = $2)
+  AND ($3::timestamptz IS NULL OR u.created_at >= $3) AND ($4::timestamptz IS NULL OR u.created_at < $4)
+  AND ($5::timestamptz IS NULL OR (u.created_at, u.id) < ($5, $6::text COLLATE "C"))
+ORDER BY u.created_at DESC, u.id DESC LIMIT $7;
+
+-- runs_of_attributes: the same, of those that have all of some attributes; found by the first of these
+SELECT u.id, u.uuid, u.agent, u.status, NULL::bytea AS input, NULL::bytea AS result, u.error, u.attempt, u.sidecar, u.counter,
+       u.newest, u.tokened, u.barren, u.for_workers, u.priority, u.not_before, u.stop_step, u.stop_message, u.created_at,
+       u.changed_at, u.ended_at, u.wake_at, u.wake_on,
+       extract(epoch FROM u.lease_expires_at - twiceshy.now())::float8 AS lease_left,
+       (SELECT json_object_agg(a.name, a.value)::text FROM twiceshy.attribute a WHERE a.run_id = u.id) AS attributes
+FROM twiceshy.attribute w JOIN twiceshy.run u ON u.id = w.run_id
+WHERE w.name = ($8::text[])[1] AND w.value = ($9::text[])[1]
+  AND ($3::timestamptz IS NULL OR w.created_at >= $3) AND ($4::timestamptz IS NULL OR w.created_at < $4)
+  AND ($5::timestamptz IS NULL OR (w.created_at, w.run_id) < ($5, $6::text COLLATE "C"))
+  AND ($1::text IS NULL OR u.status = $1) AND ($2::text IS NULL OR u.agent = $2)
+  AND NOT EXISTS (
+    SELECT FROM unnest($8::text[], $9::text[]) t (name, value) WHERE NOT EXISTS (
+        SELECT FROM twiceshy.attribute b WHERE b.run_id = w.run_id AND b.name = t.name AND b.value = t.value))
+ORDER BY w.created_at DESC, w.run_id DESC LIMIT $7;
 
 -- steps: the steps of a run, with the statuses of their answers
 SELECT s.key, s.begun, s.attempt, s.kind, s.effect, s.state, s.method, s.url, s.wire_key, s.sidecar, s.begun_at,

@@ -21,7 +21,6 @@ from runtime import retry, rows, runs
 from runtime.attributes import check as check_attributes
 from runtime.database import ERRORS, Connection, sql
 from runtime.errors import Taken, UsageError
-from runtime.names import PRIORITY_MAX as PRIORITY_MAX
 from runtime.runs import in_transaction
 from runtime.step import RunStatus
 from runtime.tokens import check_id, new_id
@@ -32,6 +31,8 @@ CHANNEL = "twiceshy_queue"
 KEY_MAX = 200
 #: How many keys are forgotten in one transaction.
 FORGOTTEN_AT_ONCE = 500
+#: Priorities are whole numbers from minus this to this.
+PRIORITY_MAX = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
