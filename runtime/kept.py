@@ -141,6 +141,11 @@ class KeptSidecar:
         return hold_port(self.wanted.port, self.wanted.host)
 
     @property
+    def ending(self) -> bool:
+        """It drains, and nobody begins anything with it."""
+        return self._ending.is_set()
+
+    @property
     def log(self) -> Path:
         """Where it writes, other than in the foreground."""
         return self.folder / "sidecar.log"

@@ -4,7 +4,7 @@
 
 WORD: ``fail`` (ends at once with words), ``mute`` (never says its line), ``once`` (fails when started again),
 ``late`` (fails when started first), ``away`` and ``killed`` (the same, for want of a database, and by a signal),
-``deaf`` (ignores SIGTERM).
+``deaf`` (ignores SIGTERM), ``slow`` (takes a second to end).
 """
 
 import json
@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import uuid
 from pathlib import Path
 
@@ -31,12 +32,12 @@ def main() -> None:
         if mark.exists():
             sys.exit(4)
         mark.touch()
-    for word, end in (("late", lambda: sys.exit(5)), ("away", lambda: sys.exit(os.EX_TEMPFAIL)), ("killed", die)):
+    for word, ends in (("late", lambda: sys.exit(5)), ("away", lambda: sys.exit(os.EX_TEMPFAIL)), ("killed", die)):
         mark = folder / word
         if word in words and not mark.exists():
             mark.touch()
-            end()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if "deaf" in words else lambda *_: sys.exit(0))
+            ends()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if "deaf" in words else lambda *_: end(1.0 if "slow" in words else 0))
     listener = socket.create_server((options.get("--host", "127.0.0.1"), int(options["--port"])))
     print("starting")  # not the line: goes to the log
     print(json.dumps({"id": uuid.uuid4().hex, "port": listener.getsockname()[1]}), flush=True)
@@ -54,6 +55,12 @@ def main() -> None:
         connection, _ = listener.accept()
         with connection:
             connection.sendall(json.dumps(known).encode())
+
+
+def end(seconds: float) -> None:
+    print("ending", flush=True)
+    time.sleep(seconds)
+    sys.exit(0)
 
 
 def die() -> None:

@@ -236,6 +236,19 @@ async def test_other_settings_get_a_sidecar_of_their_own_on_the_same_database(ou
             assert again.proxy == other.proxy
 
 
+async def test_who_comes_while_a_sidecar_ends_waits_for_the_next_one(outside: str, home: Path) -> None:
+    """And is not told that it was replaced. That one ends with its last user, too."""
+    async with kept_open():
+        async with kept_open("slow", drain=20.0) as first:
+            log = Path((await asked(first))["arguments"][2]) / "sidecar.log"
+        await until(lambda: "ending" in log.read_text())
+        async with kept_open("slow", drain=20.0) as second:
+            assert second.sidecar_pid != first.sidecar_pid
+            assert not lives(first.sidecar_pid)
+            assert (await asked(second))["pid"] == second.sidecar_pid
+        await until(lambda: not lives(second.sidecar_pid))
+
+
 async def test_a_folder_serves_one_database(
     outside: str, empty_dsn: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,6 +91,21 @@ async def test_up_stays_without_users_and_is_alone(outside: str, home: Path, por
     await everything_ended(home)
 
 
+async def test_up_ends_without_more_words_while_it_has_users(outside: str, home: Path, port: int) -> None:
+    with foreground(port) as process:
+        heard(process, "proxy on")
+        held = state.connect(home / "keeper.sock")  # somebody who has not said yet what he wants
+        assert held is not None
+        async with kept_open() as keeping:
+            process.terminate()
+            out = (await asyncio.to_thread(process.communicate, timeout=SOON))[1]
+            assert (process.returncode, out.splitlines()[-1].partition(": ")[2]) == (0, "ended")
+            assert "Traceback" not in out, out
+            await changed(keeping)
+        held.close()
+    await everything_ended(home)
+
+
 async def test_up_says_when_its_port_is_taken_and_ends_nothing_for_it(outside: str, home: Path) -> None:
     async with kept_open() as keeping:
         with socket.create_server(("127.0.0.1", 0)) as other:
