@@ -39,6 +39,7 @@ AGENTS = {
 }
 #: How long a run may take in the end, once the nemesis is over, and how long nothing may move.
 PATIENCE, STUCK = 120.0, 60.0
+VERB = 30.0
 #: What is done, and how often in relation.
 DEEDS = {"agent": 8, "launcher": 4, "sidecar": 4, "pause": 2, "postgres": 2, "keeper": 1}
 #: What a sandbox does to a request, by chance.
@@ -159,8 +160,8 @@ class Nemesis:
         """Tell twiceshy what the world's log says of what nobody could know."""
         sandbox.wait_for(lambda: all(each.end is not None for each in sandbox.requests()), what="all is answered")
         shown = self.start("show", "--json", run)
-        if shown.wait(30) != 0:
-            return  # the database was just shot: the next launcher stops at the same step
+        if self._ended(shown) != 0:
+            return  # the database was shot, again and again: the next launcher stops at the same step
         told = json.loads("\n".join(shown.lines))
         if told["stop"] is None:
             return
@@ -170,7 +171,15 @@ class Nemesis:
         how = ["send_again"]
         if effects:
             how = ["assume_done", "--body", json.dumps({"id": effects[-1].id, "status": "accepted"})]
-        self.start("resolve", run, step["key"], *how).wait(30)
+        self._ended(self.start("resolve", run, step["key"], *how))
+
+    def _ended(self, verb: Program) -> int:
+        """The exit code of a verb. Of one that never finds its database and sidecar alive at once, SIGKILL's."""
+        try:
+            return verb.wait(VERB)
+        except subprocess.TimeoutExpired:
+            verb.process.kill()
+            return verb.wait(VERB)
 
     def start(self, *words: str, **more: str) -> Program:
         command = (sys.executable, "-m", "proxy.cli", *words)
