@@ -19,6 +19,7 @@ from weakref import WeakValueDictionary
 from proxy.doors import Door
 from proxy.identity import Named, Target, Tunnel
 from proxy.peers import Process, group_alive
+from proxy.policy import Permit
 from proxy.recorder import Exchange
 from proxy.refusals import Refusal
 from proxy.tape import Step, Tape, Where, build
@@ -69,6 +70,7 @@ class Run:
         self.delivered: set[Door] = set()  # clients that had their answers, and nothing has begun since
         self.coming: set[Door] = set()  # clients whose requests are not understood yet
         self.turned_away = 0  # of these: so many never were, and may be tried again
+        self.permits: dict[str, Permit] = {}  # of the local steps that it does, by their keys
         self.owned = rows.owned  # who has its process starts the next attempt, too
         self.tokenless = False
         self.stale = ""  # tokenless: why nobody can say where its process stands, in words
@@ -339,6 +341,16 @@ class Attempts:
                 known.answers, known.place = step.answers, step.place
         run.tape.last_begun = max(run.tape.last_begun, fresh.last_begun)
 
+    async def look(self, run: Run) -> None:
+        """Learn what was recorded past this sidecar: by ``twiceshy.record_step``. Raises DatabaseAway."""
+        open_ = [key for key, permit in run.permits.items() if permit.transaction]
+        for key, row in await self._journal.recorded(run.run_id, open_) if open_ else ():
+            step = run.tape.steps[key]
+            if step.state is State.SENT and step.where is Where.NOWHERE:
+                run.tape.record(step, row)
+                step.had = len(step.answers)  # who recorded it has it
+                run.permits.pop(key, None)
+
     def get(self, run_id: str) -> Run | None:
         return self._runs.get(run_id)
 
@@ -392,11 +404,15 @@ class Attempts:
         if run.finished and not run.open:  # else with the last exchange, see ``tend``
             await self._end(run, "done")
 
-    async def _end(self, run: Run, outcome: str, words: str | None = None) -> None:
+    async def fail(self, run: Run, words: str, pause: float) -> None:
+        """End an attempt that gets no further; nobody takes its run for *pause* seconds. Raises DatabaseAway."""
+        await self._end(run, "failed", words, pause)
+
+    async def _end(self, run: Run, outcome: str, words: str | None = None, pause: float | None = None) -> None:
         """End an attempt in the place of a launcher."""
         token_hash = run.fence.token_hash
         status = await self._journal.ask(
-            lambda connection: end_attempt(connection, run.run_id, token_hash, outcome, None, error=words)
+            lambda connection: end_attempt(connection, run.run_id, token_hash, outcome, None, error=words, pause=pause)
         )
         run.refuse(refusal_of(run.run_id, Fenced() if status is None else Stopped(status, None, words)))
 

@@ -148,7 +148,8 @@ class Handler:
         if isinstance(asked, Refusal):
             return replace(asked, run=run.run_id)
         if asked is not None:
-            return await self._serve(run, request, asked.rule, addressed, client, asked)
+            asked = replace(asked, token=None if addressed.named is None else addressed.named.token)
+            return await self._serve(run, own.as_json(request), asked.rule, addressed, client, asked)
         head, answer = await internal.answer(
             run, request, self._attempts, self._shell.journal, self._journalled.permits
         )
@@ -284,6 +285,7 @@ class Handler:
             response.arrived(exchange.answer.head.status)
 
     async def close(self) -> None:
+        await self._journalled.permits.close()
         for exchange in list(self._forwarded):
             await exchange.stop()
 

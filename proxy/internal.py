@@ -3,7 +3,8 @@
 GET  /run       this run: id, attempt, input
 GET  /attempt   what the attempt did so far (runtime.tape), how many exchanges are still out, and since
                 when nothing came from it, in seconds (a question of its launcher's)
-PUT  /steps/KEY what came of a local step (proxy.permits): {"output": …} or {"error": …}
+GET  /steps/KEY what is recorded of a local step; 204 while that is open
+PUT  /steps/KEY what came of a local step (proxy.permits): {"output": …}, {"error": …}, or {"error": …, "again": true}
 POST /steps/KEY/heartbeat   the step is being done; {"progress": …}: how far it is
 PUT  /result    the run's result, JSON; the last one counts. An attempt that no launcher watches ends with it as done
 
@@ -32,7 +33,7 @@ async def answer(
     run: Run, request: Request, attempts: Attempts, journal: Journal, permits: Permits
 ) -> tuple[Head, bytes]:
     """Answer *request* of *run*. Raises DatabaseAway."""
-    found: bytes | Refusal
+    found: bytes | Refusal | tuple[Head, bytes]
     match request.method, request.path:
         case method, path if request.host != INTERNAL:
             found = _met(run, request) or Refusal("not-found", f"There is no {method} {path} at {request.host}.")
@@ -46,6 +47,8 @@ async def answer(
         case "POST", path if path.startswith("/steps/") and path.endswith("/heartbeat"):
             key = unquote(path.removeprefix("/steps/").removesuffix("/heartbeat"))
             found = await permits.beat(run, key, request.body)
+        case "GET", path if path.startswith("/steps/"):
+            found = await permits.recorded(run, unquote(path.removeprefix("/steps/")))
         case "PUT", path if path.startswith("/steps/"):
             found = await permits.finish(run, unquote(path.removeprefix("/steps/")), request.body)
         case "PUT", "/result":
@@ -54,6 +57,8 @@ async def answer(
             found = Refusal("not-found", f"There is no {method} {path} at twiceshy.internal.", run.run_id)
     if isinstance(found, Refusal):
         return Head(found.status, found.reason, found.headers()), found.body()
+    if isinstance(found, tuple):
+        return found
     return Head(204, b"No Content", ()) if not found else Head(200, b"OK", _JSON), found
 
 

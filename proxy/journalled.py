@@ -77,6 +77,8 @@ class Journalled:
         """
         arrival = await self._arrival(run, request, rule, explicit, asked)
         for _ in range(_LOSSES):
+            if asked is not None and asked.transaction and (refusal := await self.permits.look(run, asked)) is not None:
+                return refusal
             with run.understanding(client.door):
                 due = await self._due(run, arrival, client)
             # Nothing may be awaited between this decision and its first consequence.
@@ -239,7 +241,8 @@ class Journalled:
         self._claim(run, step, arrival, Part.JOINED if isinstance(due, Join) else Part.LIVE, client)
         given: Given | Refusal = Given.UNHEARD
         try:
-            given = await self.permits.give(run, due, step, client)
+            assert asked is not None
+            given = await self.permits.give(run, due, step, client, asked)
         except Unheard:
             pass
         finally:

@@ -4,7 +4,8 @@ GET, POST  /now, /random, /uuid   a value, recorded once
 POST       /sleep                 {"seconds": 3.5} or {"until": "2026-01-31T09:00:00Z"}
 POST       /events/NAME/wait      {"timeout": seconds or null}, or no body
 POST       /approvals/NAME/wait   {"timeout": seconds or null, "request": …}, or no body
-POST       /steps                 {"name": …, "input": …, "at_most_once": false}: what the agent does itself
+POST       /steps                 {"name": …, "input": …, "at_most_once": false}: what the agent does itself; with
+                                  "transaction": true what it records by SQL; how often and how long: ``proxy.policy``
 
 They go through the journal as requests do that leave the house, under keys of the same kind; only the upstream is the
 sidecar. Bodies are JSON whatever their content type says: curl calls everything a form.
@@ -12,13 +13,15 @@ sidecar. Bodies are JSON whatever their content type says: curl calls everything
 
 import base64
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import isfinite
 from typing import Any
 from urllib.parse import unquote
 
+from proxy import policy
 from proxy.message import Request
+from proxy.policy import NO_LIMITS, Policy
 from proxy.profiles import Rule
 from proxy.refusals import Refusal
 from runtime import payload
@@ -36,11 +39,17 @@ VALUES = ("now", "random", "uuid")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A step that was asked for, and the rule it is under. ``size``: of a random value, in bytes; None: a number."""
+    """A step that was asked for, and the rule it is under. ``size``: of a random value, in bytes; None: a number.
+
+    Of a local step: ``transaction``: its output is recorded by SQL; ``token``: with what.
+    """
 
     own: Own
     rule: Rule
     size: int | None = None
+    policy: Policy = NO_LIMITS
+    transaction: bool = False
+    token: str | None = None
 
 
 def read(request: Request, limit: int) -> Asked | Refusal | None:
@@ -61,6 +70,12 @@ def read(request: Request, limit: int) -> Asked | Refusal | None:
     except UsageError as error:
         return Refusal("bad-request", f"{request.method} {request.path}: {error}.")
     return None
+
+
+def as_json(request: Request) -> Request:
+    """*request* as what it is, whatever its content type says."""
+    headers = tuple(pair for pair in request.headers if pair[0].lower() != b"content-type")
+    return replace(request, headers=(*headers, (b"Content-Type", b"application/json")))
 
 
 def _body(request: Request, limit: int) -> dict[str, Any]:
@@ -108,13 +123,18 @@ def _approval(name: str, given: dict[str, Any]) -> Asked:
 
 
 def _local(given: dict[str, Any]) -> Asked:
-    _only(given, "name", "input", "at_most_once")
-    name, once = given.get("name"), given.get("at_most_once", False)
+    _only(given, "name", "input", "at_most_once", "transaction", *policy.FIELDS)
+    name, once, transaction = given.get("name"), given.get("at_most_once", False), given.get("transaction", False)
     if not isinstance(name, str):
         raise UsageError("a local step has a name")
     if not isinstance(once, bool):
         raise UsageError("at_most_once: true or false")
-    return Asked(Own(Kind.LOCAL, check_name("step", name)), _ONCE if once else _RULES[Kind.LOCAL])
+    if not isinstance(transaction, bool):
+        raise UsageError("transaction: true or false")
+    if once and transaction:
+        raise UsageError("at_most_once is of no use to a transaction: it is done once or not at all")
+    own, rule = Own(Kind.LOCAL, check_name("step", name)), _ONCE if once else _RULES[Kind.LOCAL]
+    return Asked(own, rule, policy=policy.read(given), transaction=transaction)
 
 
 def _timeout(given: dict[str, Any]) -> float | None:
@@ -149,9 +169,9 @@ _RULES = {
     Kind.SLEEP: Rule("twiceshy.internal sleep", Effect.REPEATABLE),
     Kind.WAIT: Rule("twiceshy.internal wait", Effect.REPEATABLE),
     Kind.APPROVAL: Rule("twiceshy.internal approval", Effect.REPEATABLE),
-    Kind.LOCAL: Rule("twiceshy.internal step", Effect.REPEATABLE),
+    Kind.LOCAL: Rule("twiceshy.internal step", Effect.REPEATABLE, ignore=policy.IGNORED),
 }
-_ONCE = Rule("twiceshy.internal step, at most once", Effect.AT_MOST_ONCE)
+_ONCE = Rule("twiceshy.internal step, at most once", Effect.AT_MOST_ONCE, ignore=policy.IGNORED)
 
 
 # ---- answers

@@ -60,6 +60,7 @@ class Parking:
                     log.exception("run %s cannot park", run.run_id)
 
     async def _park(self, run: Run) -> None:
+        await self._attempts.look(run)
         works = await self._works(run)
         steps = held(going(run), self._settings.hold, self._settings.park_quiet)
         if works or not steps or run.refusal is not None:

@@ -41,6 +41,7 @@ class Step:
     exchange: UUID | None = None
     where: Where = Where.NOWHERE
     place: int = 0
+    tries: int = 0  # of a local step: how many permits were given
     answers: list[AnswerRow] = field(default_factory=list)
     # Of the current attempt:
     claimed: bool = False  # a request of this attempt was taken for this step
@@ -182,6 +183,7 @@ def build(rows: TapeRows, here: frozenset[UUID] | set[UUID]) -> Tape:
                 exchange=row.exchange,
                 where=where,
                 place=row.place,
+                tries=row.tries,
                 answers=list(row.answers),
             )
         )

@@ -18,6 +18,7 @@ import asyncpg
 from runtime import database, lease, rows, runs
 from runtime.database import Connection, sql
 from runtime.entries import (
+    AnswerRow,
     Bound,
     Decision,
     Entry,
@@ -234,6 +235,13 @@ class Journal:
             )
         )
         return found is not None
+
+    async def recorded(self, run_id: str, keys: Sequence[str]) -> list[tuple[str, AnswerRow]]:
+        """The outputs of those of some local steps that are recorded."""
+        found = await self.ask(
+            lambda connection: connection.fetch(sql("recorded"), run_id, list(keys), self._settings.index_body)
+        )
+        return [(row["key"], rows.answer_row(run_id, row, row["n"])) for row in found]
 
     async def progress(self, run_id: str, key: str) -> bytes | None:
         """What was last said of a local step's progress; None: nothing."""

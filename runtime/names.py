@@ -7,8 +7,13 @@ from runtime.errors import UsageError
 NAME = re.compile(r"[A-Za-z0-9._~-]{1,200}")
 
 
+def shortened(text: str, most: int = 200) -> str:
+    """What of *text*, which somebody else made up, is repeated to him."""
+    return text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
+
+
 def check_name(what: str, name: str) -> str:
     """*name*, if *what* may be called so. Raises UsageError."""
     if not NAME.fullmatch(name):
-        raise UsageError(f"{what} {name[:200]!r}: 1 to 200 of the characters A-Z a-z 0-9 . _ ~ -")
+        raise UsageError(f"{what} {shortened(name)!r}: 1 to 200 of the characters A-Z a-z 0-9 . _ ~ -")
     return name

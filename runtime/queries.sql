@@ -90,6 +90,11 @@ SELECT a.key, a.n, a.recorded, a.attempt, a.status, a.reason, a.headers, a.body_
        a.tokens, a.body IS NOT NULL AS inline, CASE WHEN a.size <= $2 THEN a.body END AS body
 FROM twiceshy.answer a WHERE a.run_id = $1 ORDER BY a.key, a.n;
 
+-- recorded: what is recorded of some steps, bodies up to $3 bytes
+SELECT a.key, a.n, a.recorded, a.attempt, a.status, a.reason, a.headers, a.body_id, a.size, a.whole, a.finality, a.own,
+       a.tokens, a.body IS NOT NULL AS inline, CASE WHEN a.size <= $3 THEN a.body END AS body
+FROM twiceshy.answer a WHERE a.run_id = $1 AND a.key = ANY($2::text[]);
+
 -- first_request: what went first for a step
 SELECT s.request_head, s.request_body FROM twiceshy.step s WHERE s.run_id = $1 AND s.key = $2;
 

@@ -90,7 +90,7 @@ BEGIN
     ELSIF s.state = 'answered' THEN
         RAISE unique_violation USING
             MESSAGE = format('step %s of run %s is recorded already', step, run),
-            HINT = 'Roll back, and ask with POST /steps and the header Twiceshy-Step for what was recorded.';
+            HINT = 'Roll back. GET http://twiceshy.internal/steps/STEP says what was recorded.';
     ELSIF s.state <> 'sent' THEN
         RAISE object_not_in_prerequisite_state USING
             MESSAGE = format('step %s of run %s was not recorded: it is %s', step, run, s.state),

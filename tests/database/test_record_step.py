@@ -24,7 +24,7 @@ class Told(Scene):
 
     token: str
 
-    async def record(self, connection: Any, output: str | None = "1", key: str = "k", token: str | None = None) -> None:
+    async def by_sql(self, connection: Any, output: str | None = "1", key: str = "k", token: str | None = None) -> None:
         await connection.execute(
             "SELECT twiceshy.record_step($1, $2, $3, $4)", self.run_id, token or self.token, key, output
         )
@@ -65,11 +65,11 @@ async def test_all_of_the_transaction_or_nothing(dsn: str, journal: Journal) -> 
         await connection.execute("CREATE TABLE refund (id int PRIMARY KEY)")
         for end, expected in (("ROLLBACK", (0, State.SENT)), ("COMMIT", (1, State.ANSWERED))):
             await connection.execute("BEGIN; INSERT INTO refund VALUES (1)")
-            await scene.record(connection, output)
+            await scene.by_sql(connection, output)
             await connection.execute(end)
             assert (await connection.fetchval("SELECT count(*) FROM refund"), await scene.state()) == expected
         with pytest.raises(asyncpg.UniqueViolationError, match=f"step k of run {scene.run_id} is recorded already"):
-            await scene.record(connection, output)
+            await scene.by_sql(connection, output)
     assert await scene.write(scene.answer(exchange)) == Conflict()  # what is handed in besides comes second
     rows = await journal.load(scene.run_id)
     assert rows is not None
@@ -95,22 +95,22 @@ async def test_only_an_open_local_step_of_the_current_attempt(dsn: str, journal:
     async with own(dsn) as connection:
         for given, words in refusals:
             with pytest.raises(asyncpg.PostgresError, match=words) as refused:
-                await scene.record(connection, **given)
+                await scene.by_sql(connection, **given)
             assert scene.run_id in str(refused.value)
             assert refused.value.hint
         later = await told(journal, scene.run_id)
         with pytest.raises(asyncpg.ObjectNotInPrerequisiteStateError, match="the token is not that"):
-            await scene.record(connection)
+            await scene.by_sql(connection)
         await later.local(replaces=first)
         await connection.execute("SET twiceshy.payload_max = 2000000")
-        await later.record(connection, "[" * 200 + '"' + "[{" * (1 << 19) + '\\""' + "]" * 200)
+        await later.by_sql(connection, "[" * 200 + '"' + "[{" * (1 << 19) + '\\""' + "]" * 200)
         await later.local("other")
         async with journal.connection() as theirs:
             from runtime import verbs
 
             await verbs.cancel(theirs, scene.run_id)
         with pytest.raises(asyncpg.ObjectNotInPrerequisiteStateError, match="the run is cancelled"):
-            await later.record(connection, key="other")
+            await later.by_sql(connection, key="other")
 
 
 async def test_a_role_that_may_do_nothing_else(dsn: str, journal: Journal) -> None:
@@ -122,10 +122,10 @@ async def test_a_role_that_may_do_nothing_else(dsn: str, journal: Journal) -> No
         try:
             async with own(dsn, role) as agent:
                 with pytest.raises(asyncpg.InsufficientPrivilegeError):
-                    await scene.record(agent)
+                    await scene.by_sql(agent)
                 await owner.execute(f"GRANT USAGE ON SCHEMA twiceshy TO {role}")
                 with pytest.raises(asyncpg.InsufficientPrivilegeError):
-                    await scene.record(agent)
+                    await scene.by_sql(agent)
                 await owner.execute(f"GRANT EXECUTE ON FUNCTION twiceshy.record_step TO {role}")
                 with pytest.raises(asyncpg.InsufficientPrivilegeError):
                     await agent.fetch("SELECT * FROM twiceshy.run")
@@ -133,7 +133,7 @@ async def test_a_role_that_may_do_nothing_else(dsn: str, journal: Journal) -> No
                 await agent.execute("CREATE TEMP TABLE pg_settings (name text, setting text)")
                 await agent.execute("CREATE FUNCTION pg_temp.sha256(bytea) RETURNS bytea LANGUAGE sql AS 'SELECT $1'")
                 await agent.execute("SET search_path = pg_temp, pg_catalog; SET standard_conforming_strings = off")
-                await scene.record(agent, None)
+                await scene.by_sql(agent, None)
         finally:
             await owner.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
     assert await scene.state() is State.ANSWERED
@@ -145,7 +145,7 @@ async def test_a_claim_waits_for_the_transaction(dsn: str, journal: Journal) -> 
         await scene.local()
         async with own(dsn) as connection:
             await connection.execute("BEGIN")
-            await scene.record(connection)
+            await scene.by_sql(connection)
             later = asyncio.create_task(scene.again())
             done, _ = await asyncio.wait({later}, timeout=0.1)
             assert not done
@@ -162,7 +162,7 @@ async def test_a_transaction_that_is_kept_open_holds_up_its_own_run_alone(dsn: s
         assert isinstance(await journal.bind(scene.fence), Bound)
     async with own(dsn) as connection:
         await connection.execute("BEGIN")
-        await slow.record(connection)
+        await slow.by_sql(connection)
         assert await connection.fetchval("SHOW idle_in_transaction_session_timeout") == "10s"
         began = time.monotonic()
         found = await journal.renew([scene.fence for scene in scenes], extend=True)
@@ -172,7 +172,7 @@ async def test_a_transaction_that_is_kept_open_holds_up_its_own_run_alone(dsn: s
         assert time.monotonic() - began < 5
         # Who has set less has less.
         await connection.execute("ROLLBACK; SET idle_in_transaction_session_timeout = '3s'; BEGIN")
-        await slow.record(connection)
+        await slow.by_sql(connection)
         assert await connection.fetchval("SHOW idle_in_transaction_session_timeout") == "3s"
 
 
