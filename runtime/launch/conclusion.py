@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass
 
-from runtime import retry, runs
+from runtime import events, retry, runs
 from runtime.launch.attempt import Ended, Why
 from runtime.launch.patient import Patient
 from runtime.settings import Settings
@@ -26,6 +26,8 @@ async def conclude(patient: Patient, settings: Settings, claim: runs.Claim, ende
     """Write down how the attempt of *claim* ended."""
     code = None if ended.exit is None else ended.exit.code
     match ended.why:
+        case Why.LOST | Why.EXITED if (over := await _ended_by_its_sidecar(patient, settings, claim)) is not None:
+            return over
         case Why.LOST:
             return Conclusion(None, f"{ended.words}; this agent was ended")
         case Why.STOPPED:
@@ -44,6 +46,16 @@ async def conclude(patient: Patient, settings: Settings, claim: runs.Claim, ende
             return await failed(patient, settings, claim, "died" if died else "failed", code, words)
 
 
+async def _ended_by_its_sidecar(patient: Patient, settings: Settings, claim: runs.Claim) -> Conclusion | None:
+    """What is said of an attempt that its sidecar has ended already: a local step of it took too long, say."""
+    last = await patient.ask(runs.last_attempt, claim.run_id)
+    if last is None or last.n != claim.n or last.outcome != "failed":
+        return None
+    row = await patient.ask(runs.get_run, claim.run_id)
+    pause = retry.backoff(claim.barren, random.random(), base=settings.backoff)
+    return Conclusion(row.status, f"{row.error}; {_again(pause)}", pause)
+
+
 async def failed(
     patient: Patient, settings: Settings, claim: runs.Claim, outcome: str, code: int | None, words: str
 ) -> Conclusion:
@@ -60,12 +72,15 @@ async def failed(
 
 async def give_up(patient: Patient, settings: Settings, claim: runs.Claim) -> Conclusion:
     """The attempts before this one got nowhere, and nobody was left to say so."""
-    return await _end(patient, claim, "failed", None, gave_up(settings, claim.barren), final=True)
+    row = await patient.ask(runs.get_run, claim.run_id)
+    last = f"; the last: {row.error}" if row.error else ""
+    return await _end(patient, claim, "failed", None, gave_up(settings, claim.barren) + last, final=True)
 
 
 def gave_up(settings: Settings, barren: int) -> str:
     """Why a run has failed."""
-    return f"{barren} attempts in a row brought no new step (max_attempts = {settings.max_attempts})"
+    attempts = "one attempt" if barren == 1 else f"{barren} attempts in a row"
+    return f"{attempts} brought no new step (max_attempts = {settings.max_attempts})"
 
 
 async def _end(
@@ -78,6 +93,12 @@ async def _end(
     )  # fmt: skip
     if status is None:
         return Conclusion(None, "another attempt has taken the run over")
+    if status.ended:
+        await patient.ask(events.wake)  # who waits for its end
     if status is RunStatus.QUEUED and pause is not None:
-        words += f"; again in {pause:.0f} s" if pause >= 1 else "; again at once"
+        words += f"; {_again(pause)}"
     return Conclusion(status, words, pause or 0.0)
+
+
+def _again(pause: float) -> str:
+    return f"again in {pause:.0f} s" if pause >= 1 else "again at once"

@@ -1,0 +1,59 @@
+"""Local steps of real agents: one that hangs is ended, one that kills its process is not begun for ever."""
+
+import pytest
+
+from tests.kill.launchers import Bench, until
+
+STEP = """
+import signal
+def ask(method, url, body):
+    request = urllib.request.Request(url, json.dumps(body).encode(), method=method)
+    with urllib.request.urlopen(request) as answer:
+        return answer.status, json.loads(answer.read() or b"null")
+def begin(**policy):
+    return ask("POST", "http://twiceshy.internal/steps", {"name": "embed", **policy})
+"""
+
+
+def test_a_hanging_step_is_ended_and_goes_on_from_its_progress(bench: Bench) -> None:
+    bench.agent(STEP + """
+order(1)
+status, permit = begin(heartbeat_timeout=1)
+if turn == 1:
+    ask("POST", permit["finish"] + "/heartbeat", {"progress": {"page": 7}})
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True: time.sleep(10)
+assert permit["progress"] == {"page": 7} and permit["try"] == 2, permit
+ask("PUT", permit["finish"], {"output": 1})
+order(2)
+""")  # fmt: skip
+    code, _, err = bench.run()
+    assert code == 0, err
+    assert "was not heard of for heartbeat_timeout = 1 s; again at once" in err
+    assert "taken the run over" not in err
+    assert (bench.starts, bench.outcomes, bench.made("orders")) == (2, ["failed", "done"], 2)
+
+
+def test_a_step_that_kills_its_process_ends_before_its_run_does(bench: Bench) -> None:
+    bench.agent(STEP + """
+status, said = begin(max_tries=2)
+if status == 201: os.kill(os.getpid(), signal.SIGKILL)
+assert "max_tries = 2" in said["error"], said
+order(1)
+""")  # fmt: skip
+    code, _, err = bench.run()
+    assert code == 0, err
+    assert (bench.starts, bench.outcomes, bench.made("orders")) == (3, ["died", "died", "done"], 1)
+
+
+@pytest.mark.check_all
+def test_a_step_that_hangs_each_time_fails_its_run(bench: Bench) -> None:
+    bench.agent(STEP + """
+begin(timeout=0.5)
+while True: time.sleep(10)
+""")  # fmt: skip
+    code, _, err = bench.run()
+    assert code == 1
+    assert "3 attempts in a row brought no new step (max_attempts = 3)" in err
+    assert "timeout = 0.5 s" in err
+    until(lambda: not bench.agents(), "no agent is left")
