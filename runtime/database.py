@@ -179,7 +179,9 @@ async def migrate(dsn: str) -> list[str]:
             return await _migrate(connection, dsn)
     except (asyncpg.InsufficientPrivilegeError, asyncpg.ReadOnlySQLTransactionError) as error:
         raise UsageError(f"{where(dsn)}: cannot set up the schema: {error}") from error
-    except (OSError, asyncpg.PostgresConnectionError, asyncpg.OperatorInterventionError) as error:
+    except (
+        OSError, asyncpg.PostgresConnectionError, asyncpg.OperatorInterventionError, asyncpg.InterfaceError,
+    ) as error:  # fmt: skip
         raise DatabaseAway(f"{where(dsn)}: {error}") from error
     finally:
         await connection.close()

@@ -281,7 +281,7 @@ class Keeper:
             "trouble": sidecar.trouble,
         }
         if sidecar.failed:
-            message = {"error": sidecar.trouble, "kind": "usage"}
+            message = {"error": sidecar.trouble, "kind": "database" if sidecar.away else "usage"}
             self._forget(sidecar)
         for writer in [only] if only is not None else list(sidecar.users):
             _tell(writer, message)

@@ -181,6 +181,11 @@ class KeptSidecar:
         self.failed = not self._ending.is_set()
         self._changed(self)
 
+    @property
+    def away(self) -> bool:
+        """It could not reach its database."""
+        return self._process is not None and self._process.returncode == os.EX_TEMPFAIL
+
     def _may_pass(self) -> bool:
         """It was killed, or cannot reach its database: nothing that a person must mend."""
         code = None if self._process is None else self._process.returncode

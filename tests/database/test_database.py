@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from unittest.mock import AsyncMock
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
@@ -86,6 +87,22 @@ async def test_what_is_wrong_with_a_dsn_is_told_apart(dsn: str) -> None:
             await connect(away, name="test")
         assert "password" not in str(told.value)
         assert "127.0.0.1:1" in str(told.value)
+
+
+@pytest.mark.parametrize("word", [b"BEGIN", b"migration", b"COMMIT"])
+async def test_a_server_that_dies_while_it_is_migrated_is_away(dsn: str, word: bytes) -> None:
+    async with Wire(dsn) as wire:
+        wire.lose = lambda data: word in data
+        with pytest.raises(DatabaseAway, match=r"127\.0\.0\.1"):
+            await migrate(wire.dsn)
+
+
+async def test_a_server_that_dies_before_it_is_migrated_is_away(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = await connect(dsn, name="test")
+    connection.terminate()
+    monkeypatch.setattr(database, "connect", AsyncMock(return_value=connection))
+    with pytest.raises(DatabaseAway):
+        await migrate(dsn)
 
 
 async def test_nobody_answering_is_away(dsn: str) -> None:

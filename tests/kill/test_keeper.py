@@ -312,6 +312,7 @@ async def test_what_does_not_pass_is_said(outside: str, home: Path, monkeypatch:
     sidecar = kept.KeptSidecar(home, wanted, outside, lock.fd, kept.Children(), lambda _: over.set())
     await asyncio.wait_for(over.wait(), SOON)
     assert sidecar.failed
+    assert sidecar.away  # so who waits hears that it is the database, and not he
     assert "exit 75" in (sidecar.trouble or "")
     lock.release()
     asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
