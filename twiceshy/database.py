@@ -3,12 +3,16 @@ what they can do.
 """
 
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from inspect import iscoroutinefunction
 from typing import Any, TypeAlias
 
+from twiceshy.errors import Fenced
+
 #: The one thing that a transaction needs besides the agent's own statements.
 RECORD = "SELECT twiceshy.record_step({}, {}, {}, {})"
+#: SQLSTATE (object_not_in_prerequisite_state) with which it refuses an attempt that is not current.
+_OVER = "55000"
 _CURSOR = RECORD.format("%s", "%s", "%s", "%s")
 _ASYNCPG = RECORD.format("$1", "$2", "$3", "$4")
 
@@ -28,14 +32,26 @@ def performer(connection: Any) -> Callable[[Any, Work, Args, Parameters], Any]:
     return _awaited if iscoroutinefunction(connection.commit) else _blocking
 
 
+def _meaning(error: Exception) -> BaseException:
+    """What it means that the record was refused. An attempt that is over has not failed in its step: it ends."""
+    state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    if state is None and error.args and isinstance(error.args[0], dict):  # pg8000
+        state = error.args[0].get("C")
+    return Fenced(f"{error}") if state == _OVER else error
+
+
 def _blocking(connection: Any, work: Work, args: Args, record: Parameters) -> Any:
     try:
         with closing(connection.cursor()) as cursor:
             output = work(cursor, *args)
-            cursor.execute(_CURSOR, record(output))
+            try:
+                cursor.execute(_CURSOR, record(output))
+            except Exception as error:
+                raise _meaning(error) from error
         connection.commit()
     except BaseException:
-        connection.rollback()
+        with suppress(Exception):  # it may be gone
+            connection.rollback()
         raise
     return output
 
@@ -44,10 +60,14 @@ async def _awaited(connection: Any, work: Work, args: Args, record: Parameters) 
     try:
         async with connection.cursor() as cursor:
             output = await work(cursor, *args)
-            await cursor.execute(_CURSOR, record(output))
+            try:
+                await cursor.execute(_CURSOR, record(output))
+            except Exception as error:
+                raise _meaning(error) from error
         await connection.commit()
     except BaseException:
-        await connection.rollback()
+        with suppress(Exception):
+            await connection.rollback()
         raise
     return output
 
@@ -55,5 +75,8 @@ async def _awaited(connection: Any, work: Work, args: Args, record: Parameters) 
 async def _asyncpg(connection: Any, work: Work, args: Args, record: Parameters) -> Any:
     async with connection.transaction():
         output = await work(connection, *args)
-        await connection.execute(_ASYNCPG, *record(output))
+        try:
+            await connection.execute(_ASYNCPG, *record(output))
+        except Exception as error:
+            raise _meaning(error) from error
     return output

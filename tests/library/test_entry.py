@@ -18,10 +18,10 @@ Begin = Callable[..., Attempt]
 
 
 @pytest.fixture
-def given(begin: Begin, run: str, module_stack: Stack) -> Callable[[bytes], Attempt]:
+def given(begin: Begin, run: str, one_stack: Stack) -> Callable[[bytes], Attempt]:
     def given(text: bytes) -> Attempt:
         attempt = begin()
-        module_stack.fetch("UPDATE twiceshy.run SET input = $2 WHERE id = $1", run, text)
+        one_stack.fetch("UPDATE twiceshy.run SET input = $2 WHERE id = $1", run, text)
         return attempt
 
     return given
@@ -35,7 +35,7 @@ def result(stack: Stack, run: str) -> Any:
 
 
 def test_an_agent_is_given_the_input_and_returns_the_result(
-    given: Callable[[bytes], Attempt], run: str, module_stack: Stack
+    given: Callable[[bytes], Attempt], run: str, one_stack: Stack
 ) -> None:
     @twiceshy.agent
     def double(number: int) -> dict[str, int]:
@@ -43,38 +43,38 @@ def test_an_agent_is_given_the_input_and_returns_the_result(
 
     given(b"21")
     double.main()
-    assert result(module_stack, run) == b'{"twice": 42}'
+    assert result(one_stack, run) == b'{"twice": 42}'
     assert (double(3), double.__name__) == ({"twice": 6}, "double")
 
 
-def test_an_asynchronous_agent(given: Callable[[bytes], Attempt], run: str, module_stack: Stack) -> None:
+def test_an_asynchronous_agent(given: Callable[[bytes], Attempt], run: str, one_stack: Stack) -> None:
     @twiceshy.agent
     async def count(words: list[str]) -> int:
         return sum(await asyncio.gather(*(aio.step("count", len, word) for word in words)))
 
     given(b'["a", "bc"]')
     count.main()
-    assert result(module_stack, run) == b"3"
+    assert result(one_stack, run) == b"3"
 
 
-def test_an_agent_without_input_and_without_a_value_of_its_own(begin: Begin, run: str, module_stack: Stack) -> None:
+def test_an_agent_without_input_and_without_a_value_of_its_own(begin: Begin, run: str, one_stack: Stack) -> None:
     @twiceshy.agent
     def reports() -> None:
         twiceshy.set_result("so far")
 
     begin()
     reports.main()
-    assert result(module_stack, run) == b'"so far"'
+    assert result(one_stack, run) == b'"so far"'
 
 
-def test_an_agent_by_its_name(given: Callable[[bytes], Attempt], run: str, module_stack: Stack, tmp_path: Path) -> None:
+def test_an_agent_by_its_name(given: Callable[[bytes], Attempt], run: str, one_stack: Stack, tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text("def refund(given):\n    return given['order']\n")
     given(b'{"order": "A-1"}')
     command = [sys.executable, "-m", "twiceshy"]
     environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
     ended = subprocess.run([*command, "shop:refund"], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert result(module_stack, run) == b'"A-1"'
+    assert result(one_stack, run) == b'"A-1"'
     for words in ([], ["shop"]):
         assert subprocess.run([*command, *words], cwd=tmp_path, env=environment, capture_output=True).returncode == 1
 

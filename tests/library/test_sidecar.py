@@ -76,7 +76,7 @@ def test_progress_and_key_go_to_the_next_attempt(begin: Begin) -> None:
     assert seen[0][1] == seen[1][1]
 
 
-def test_at_most_once_is_asked_about(begin: Begin, module_stack: Stack) -> None:
+def test_at_most_once_is_asked_about(begin: Begin, one_stack: Stack) -> None:
     def work() -> None:
         raise KeyboardInterrupt
 
@@ -89,10 +89,10 @@ def test_at_most_once_is_asked_about(begin: Begin, module_stack: Stack) -> None:
     assert stopped.value.code == str(stopped.value)  # what Python prints at the end
 
 
-def test_another_attempt_ends_this_one(begin: Begin, run: str, module_stack: Stack) -> None:
+def test_another_attempt_ends_this_one(begin: Begin, run: str, one_stack: Stack) -> None:
     begin()
     twiceshy.now()
-    module_stack.claim(run)
+    one_stack.claim(run)
     with pytest.raises(twiceshy.Fenced, match=run):
         twiceshy.random()
 
@@ -104,11 +104,11 @@ def test_what_is_not_taken_is_no_end(begin: Begin) -> None:
     assert 0 <= twiceshy.random() < 1
 
 
-def test_input_and_result(begin: Begin, run: str, module_stack: Stack) -> None:
+def test_input_and_result(begin: Begin, run: str, one_stack: Stack) -> None:
     begin()
     assert twiceshy.input() is None
     twiceshy.set_result({"a": None})
-    assert module_stack.fetch("SELECT result FROM twiceshy.run WHERE id = $1", run)[0]["result"] == b'{"a": null}'
+    assert one_stack.fetch("SELECT result FROM twiceshy.run WHERE id = $1", run)[0]["result"] == b'{"a": null}'
 
 
 def test_steps_in_threads(begin: Begin) -> None:
@@ -126,12 +126,12 @@ def test_steps_in_threads(begin: Begin) -> None:
     assert sorted(calls) == list(range(24))
 
 
-def test_an_event_is_waited_for_in_a_thread(begin: Begin, module_stack: Stack, run: str) -> None:
+def test_an_event_is_waited_for_in_a_thread(begin: Begin, one_stack: Stack, run: str) -> None:
     begin()
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(twiceshy.wait_event, "go")
         assert twiceshy.random() < 1
-        send(module_stack, run, "go", b'{"n": 1}')
+        send(one_stack, run, "go", b'{"n": 1}')
         assert waiting.result(20).payload == {"n": 1}
     with pytest.raises(twiceshy.TimedOut):
         twiceshy.wait_event("go", timeout=0.05)
@@ -184,7 +184,7 @@ async def test_functions_that_block_do_not_stop_the_loop(begin: Begin) -> None:
     assert (text, nothing) == ("none of False", None)
 
 
-async def test_a_wait_that_is_given_up_leaves_nothing_behind(begin: Begin, run: str, module_stack: Stack) -> None:
+async def test_a_wait_that_is_given_up_leaves_nothing_behind(begin: Begin, run: str, one_stack: Stack) -> None:
     await asyncio.to_thread(begin)
     before = set(asyncio.all_tasks()), sockets()
     for wait in (aio.wait_event("go"), aio.sleep(600), aio.wait_event("other", timeout=600)):
@@ -196,15 +196,15 @@ async def test_a_wait_that_is_given_up_leaves_nothing_behind(begin: Begin, run: 
         await asyncio.sleep(0.01)
     assert (set(asyncio.all_tasks()), sockets()) == before
     # And nobody takes the event that it waited for.
-    await asyncio.to_thread(send, module_stack, run, "go", b"7")
+    await asyncio.to_thread(send, one_stack, run, "go", b"7")
     assert (await aio.wait_event("go")).payload == 7
 
 
-async def test_one_of_many_waits_comes_first(begin: Begin, run: str, module_stack: Stack) -> None:
+async def test_one_of_many_waits_comes_first(begin: Begin, run: str, one_stack: Stack) -> None:
     await asyncio.to_thread(begin)
     waits = [asyncio.create_task(aio.wait_event(f"e{n}")) for n in range(40)]
     await aio.random()
-    await asyncio.to_thread(send, module_stack, run, "e7", b"1")
+    await asyncio.to_thread(send, one_stack, run, "e7", b"1")
     done, left = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED, timeout=20)
     assert [each.result().name for each in done] == ["e7"]
     for each in left:
