@@ -63,6 +63,20 @@ def test_an_answer_that_did_not_arrive_is_given_to_the_retry(shared: Stack, cabl
     assert len(shared.received("any")) == 1
 
 
+def test_a_retry_that_overtakes_the_last_acknowledgement_joins(shared: Stack, cable: Cable, run: str) -> None:
+    """The answer is on its way yet, its client has given up, and neither the one nor the other is known."""
+    direct = shared.claim(run)
+    path = f"/any/large?size={LARGE}"
+    cable.deaf, cable.end_delay = True, 0.03
+    waiting = through(direct, cable).send("POST", shared.url(path), ORDER)
+    shared.sandbox.wait_for(lambda: len(shared.received("any")) == 1 and shared.received("any")[0].end == "answered")
+    waiting.close()
+    reply = direct.ask("POST", shared.url(path), ORDER)
+    cable.deaf = False
+    assert (reply.status, len(reply.body)) == (200, LARGE)
+    assert len(shared.received("any")) == 1
+
+
 def test_a_reset_in_the_middle_of_an_answer(shared: Stack, cable: Cable, run: str) -> None:
     agent = through(shared.claim(run), cable)
     path = f"/any/large?size={LARGE}"
