@@ -42,7 +42,7 @@ def flags(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def parser() -> argparse.ArgumentParser:
     """All verbs and their arguments."""
-    from proxy import cli_api, cli_ca, cli_doctor, cli_event, cli_run, cli_runs, cli_shell, cli_worker
+    from proxy import cli_api, cli_ca, cli_doctor, cli_event, cli_fork, cli_run, cli_runs, cli_shell, cli_worker
 
     top = argparse.ArgumentParser(
         prog="twiceshy", description="Agents that never do it twice.", allow_abbrev=False,
@@ -96,6 +96,14 @@ def parser() -> argparse.ArgumentParser:
         each.add_argument("--json", action="store_true", help="as JSON, for programs")
 
     text = "be the sidecar, the API (and the embedded database) in the foreground"
+    fork = verb("fork", cli_fork.fork, "make a run that has what another one had before a step, and does the rest anew")
+    fork.add_argument("run", metavar="RUN")
+    fork.add_argument("--before", type=int, required=True, metavar="N", help="the first step that is done anew: its "
+                      "number in `twiceshy show`")  # fmt: skip
+    fork.add_argument("--run", dest="new", metavar="ID", help="the id of the new run (default: a new one)")
+    fork.add_argument("--preview", action="store_true", help="only say which steps are replayed, and which are not")
+    fork.add_argument("--json", action="store_true", help="as JSON, for programs")
+
     up = verb("up", cli_run.up, text, settings=True)
     up.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     up.add_argument("--port", type=int, default=7777, help="the proxy's port (default: %(default)s)")

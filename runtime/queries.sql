@@ -264,6 +264,61 @@ WHERE u.id = $1;
 -- settled: the run after one of its ambiguous steps was settled
 SELECT twiceshy.settled($1);
 
+-- ---- forks (runtime/forks.py). Steps keep their numbers, and are of no attempt of the new run.
+
+-- fork_steps: the steps of a run, and the last answer of each
+SELECT s.key, s.begun, s.kind, s.effect, s.state, s.method, s.url, s.subject, a.finality, a.recorded
+FROM twiceshy.step s LEFT JOIN LATERAL (
+    SELECT a.finality, a.recorded FROM twiceshy.answer a WHERE a.run_id = s.run_id AND a.key = s.key
+    ORDER BY a.n DESC LIMIT 1
+) a ON true
+WHERE s.run_id = $1 ORDER BY s.begun;
+
+-- fork_run: a run like another one, if there is none of that name. Its uuid is new, and so are its keys
+INSERT INTO twiceshy.run (id, agent, input, priority, for_workers, counter, newest)
+SELECT $2, u.agent, u.input, u.priority, u.for_workers, $3, $4 FROM twiceshy.run u WHERE u.id = $1
+ON CONFLICT DO NOTHING RETURNING id;
+
+-- copy_steps: some steps of a run, for another one
+INSERT INTO twiceshy.step (
+    run_id, key, begun, attempt, kind, effect, state, explicit, fingerprint, occurrence, secondary, method, url, exchange,
+    sidecar, place, wire_key, request_head, request_body, rules, begun_at, sent_at, evidence, subject, deadline, tries)
+SELECT $2, s.key, s.begun, 0, s.kind, s.effect, s.state, s.explicit, s.fingerprint, s.occurrence, s.secondary, s.method,
+       s.url, s.exchange, s.sidecar, s.place, s.wire_key, s.request_head, s.request_body, s.rules, s.begun_at, s.sent_at,
+       s.evidence, s.subject, s.deadline, s.tries
+FROM twiceshy.step s WHERE s.run_id = $1 AND s.key = ANY($3::text[]);
+
+-- copy_answers: their answers. The last of each is the outcome: nothing of it is asked again
+INSERT INTO twiceshy.answer (
+    run_id, key, n, recorded, exchange, attempt, status, reason, headers, body, body_id, size, whole, finality, own,
+    tokens, recorded_at)
+SELECT $2, a.key, a.n, a.recorded, a.exchange, 0, a.status, a.reason, a.headers, a.body, a.body_id, a.size, a.whole,
+       CASE WHEN EXISTS (
+           SELECT FROM twiceshy.answer later WHERE later.run_id = a.run_id AND later.key = a.key AND later.n > a.n
+       ) THEN a.finality ELSE 'final' END, a.own, a.tokens, a.recorded_at
+FROM twiceshy.answer a WHERE a.run_id = $1 AND a.key = ANY($3::text[]);
+
+-- copy_bodies: and their bodies
+INSERT INTO twiceshy.body (run_id, id, part, data)
+SELECT $2, b.id, b.part, b.data FROM twiceshy.body b
+WHERE b.run_id = $1 AND b.id IN (
+    SELECT a.body_id FROM twiceshy.answer a WHERE a.run_id = $1 AND a.key = ANY($3::text[]));
+
+-- copy_events: the events that they took
+INSERT INTO twiceshy.event (run_id, name, id, sent, payload, at, consumed_by)
+SELECT $2, v.name, v.id, v.sent, v.payload, v.at, v.consumed_by
+FROM twiceshy.event v WHERE v.run_id = $1 AND v.consumed_by = ANY($3::text[]);
+
+-- copy_approvals: what was decided for them
+INSERT INTO twiceshy.approval (run_id, id, name, asked_at, deadline, decision, decided_by, comment, at)
+SELECT $2, p.id, p.name, p.asked_at, p.deadline, p.decision, p.decided_by, p.comment, p.at
+FROM twiceshy.approval p WHERE p.run_id = $1 AND p.id = ANY($3::text[]);
+
+-- copy_attributes: what was said of a run
+INSERT INTO twiceshy.attribute (run_id, name, value, created_at)
+SELECT $2, t.name, t.value, u.created_at
+FROM twiceshy.attribute t JOIN twiceshy.run u ON u.id = $2 WHERE t.run_id = $1;
+
 -- ---- the queue
 
 -- start_once: a start under a key; none: the key was used

@@ -3,6 +3,7 @@
 from runtime import rows, runs
 from runtime.database import Connection, sql
 from runtime.errors import NotFound, NotNow
+from runtime.forks import fork as fork
 from runtime.runs import in_transaction
 from runtime.step import RunStatus
 
