@@ -58,6 +58,7 @@ class Run:
         self.run_id = fence.run_id
         self.fence = fence
         self.uuid: UUID = bound.uuid
+        self.agent = rows.agent
         self.tape = tape
         self.exchanges: dict[UUID, Exchange] = {}
         self.ended: dict[UUID, tuple[AnswerRow | None, State | None]] = {}

@@ -11,6 +11,7 @@ from proxy import identity, internal, mcp, own, relay, upgrade
 from proxy.admission import Admission
 from proxy.asked_back import Response
 from proxy.attempts import Attempts, Run
+from proxy.children import Children
 from proxy.doors import NO_TUNNEL_HERE, Written, door_of
 from proxy.identity import Addressed
 from proxy.journalled import Journalled, read_apart
@@ -42,6 +43,7 @@ class Handler:
         self._websockets = WebSockets(shell.upstream, attempts, shell.settings)
         self._rules = rules
         self._journalled = Journalled(shell, attempts, rules, secret)
+        self._children = Children(shell.journal, shell.settings.agents)
         self._forwarded: set[Exchange] = set()
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -148,6 +150,7 @@ class Handler:
         if isinstance(asked, Refusal):
             return replace(asked, run=run.run_id)
         if asked is not None:
+            asked = replace(asked, refused=await self._children.refused(run, asked))
             asked = replace(asked, token=None if addressed.named is None else addressed.named.token)
             return await self._serve(run, own.as_json(request), asked.rule, addressed, client, asked)
         head, answer = await internal.answer(

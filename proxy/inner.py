@@ -3,15 +3,19 @@
 import random
 import secrets
 from collections.abc import AsyncIterator, Callable
+from typing import Protocol
 from uuid import UUID, uuid4
 
 from proxy import own
 from proxy.message import Headers, Request
 from proxy.own import Asked
+from proxy.refusals import Refusal
+from proxy.upstream import Withheld
 from proxy.wakes import Wakes
-from runtime.entries import Event
+from runtime.entries import Event, Fence, Fenced, Stopped
 from runtime.journal import Journal
 from runtime.step import Kind
+from runtime.tokens import derived_id
 
 _HEADERS: Headers = ((b"Content-Type", b"application/json"),)
 
@@ -36,13 +40,23 @@ class Given:
         pass
 
 
+class Parent(Protocol):
+    """The run that asks, and that what it starts comes of."""
+
+    fence: Fence
+    uuid: UUID
+
+    def refuse(self, refusal: Refusal) -> None: ...
+    def outcome_refusal(self, outcome: Fenced | Stopped) -> Refusal: ...
+
+
 class Inner:
     """Answers one exchange of the step *key*, once."""
 
     #: A sleep takes as long as it takes.
     limit: float | None = None
 
-    def __init__(self, journal: Journal, wakes: Wakes, asked: Asked, key: str, exchange: UUID) -> None:
+    def __init__(self, journal: Journal, wakes: Wakes, asked: Asked, key: str, exchange: UUID, owner: "Parent") -> None:
         self.kind: Kind = asked.own.kind
         #: The id of the event that the answer takes.
         self.event: str | None = None
@@ -53,6 +67,7 @@ class Inner:
         self._asked = asked
         self._key = key
         self._exchange = exchange
+        self._owner = owner
 
     async def send(
         self,
@@ -62,9 +77,14 @@ class Inner:
         fresh: bool,  # noqa: ARG002
         last_word: Callable[[], None] | None = None,  # noqa: ARG002
     ) -> Given:
-        """The answer, when it is there. Raises DatabaseAway for a time that cannot be asked for."""
+        """The answer, when it is there.
+
+        Raises DatabaseAway for a time that cannot be asked for, and Withheld where no run may be started any more.
+        """
         if self.kind is Kind.VALUE:
             return Given(await self._value())
+        if self.kind is Kind.START:
+            return Given(own.started(await self._start()))
         found = await self._wakes.due(run, self._key, self._exchange)
         if self.kind is Kind.SLEEP:
             return Given(own.slept(found.deadline))
@@ -76,6 +96,17 @@ class Inner:
     def over(self) -> None:
         """What came of it is recorded, or never will be."""
         self._wakes.forget(self._exchange)
+
+    async def _start(self) -> str:
+        asked, owner = self._asked, self._owner
+        assert asked.own.subject is not None
+        child = derived_id(owner.uuid, f"child {self._key}")
+        against = await self._journal.start_child(owner.fence, child, asked.own.subject, asked.input, asked.priority)
+        if against is not None:
+            refusal = owner.outcome_refusal(against)
+            owner.refuse(refusal)
+            raise Withheld(refusal)
+        return child
 
     async def _value(self) -> bytes:
         match self._asked.own.subject:

@@ -84,6 +84,8 @@ class Journalled:
             # Nothing may be awaited between this decision and its first consequence.
             if due is None or isinstance(due, Refusal):
                 return due
+            if isinstance(due, Send) and due.step is None and asked is not None and asked.refused is not None:
+                return asked.refused
             run.delivered.clear()
             if isinstance(due, Replay):
                 return await self._replay(run, due, rule, arrival, client)

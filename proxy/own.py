@@ -4,6 +4,8 @@ GET, POST  /now, /random, /uuid   a value, recorded once
 POST       /sleep                 {"seconds": 3.5} or {"until": "2026-01-31T09:00:00Z"}
 POST       /events/NAME/wait      {"timeout": seconds or null}, or no body
 POST       /approvals/NAME/wait   {"timeout": seconds or null, "request": …}, or no body
+POST       /runs                  {"agent": …, "input": …, "priority": n}: a child run, started once
+POST       /runs/ID/wait          {"timeout": seconds or null}, or no body: for its end
 POST       /steps                 {"name": …, "input": …, "at_most_once": false}: what the agent does itself; with
                                   "transaction": true what it records by SQL; how often and how long: ``proxy.policy``
 
@@ -25,10 +27,11 @@ from proxy.policy import NO_LIMITS, Policy
 from proxy.profiles import Rule
 from proxy.refusals import Refusal
 from runtime import payload
-from runtime.entries import Decision, Event, Own
+from runtime.entries import ChildEnd, Decision, Event, Own
 from runtime.errors import UsageError
-from runtime.names import check_name
+from runtime.names import PRIORITY_MAX, check_name
 from runtime.step import Effect, Kind
+from runtime.tokens import check_id
 
 #: The longest wait, in seconds: a hundred years, which every calendar can count.
 SECONDS_MAX = 100 * 366 * 86400.0
@@ -41,12 +44,16 @@ VALUES = ("now", "random", "uuid")
 class Asked:
     """A step that was asked for, and the rule it is under. ``size``: of a random value, in bytes; None: a number.
 
-    Of a local step: ``transaction``: its output is recorded by SQL; ``token``: with what.
+    Of a local step: ``transaction``: its output is recorded by SQL; ``token``: with what. Of a child run: ``input``,
+    ``priority``. ``refused``: why there may be no new step of it.
     """
 
     own: Own
     rule: Rule
     size: int | None = None
+    input: bytes | None = None
+    priority: int | None = None
+    refused: Refusal | None = None
     policy: Policy = NO_LIMITS
     transaction: bool = False
     token: str | None = None
@@ -65,6 +72,10 @@ def read(request: Request, limit: int) -> Asked | Refusal | None:
                 return _wait(check_name("event", unquote(name)), _body(request, limit))
             case "POST", ["approvals", name, "wait"]:
                 return _approval(check_name("approval", unquote(name)), _body(request, limit))
+            case "POST", ["runs"]:
+                return _start(request.body, _body(request, limit))
+            case "POST", ["runs", run, "wait"]:
+                return _child(check_id(unquote(run)), _body(request, limit))
             case "POST", ["steps"]:
                 return _local(_body(request, limit))
     except UsageError as error:
@@ -122,6 +133,22 @@ def _approval(name: str, given: dict[str, Any]) -> Asked:
     return Asked(Own(Kind.APPROVAL, name, seconds=_timeout(given)), _RULES[Kind.APPROVAL])
 
 
+def _start(body: bytes, given: dict[str, Any]) -> Asked:
+    _only(given, "agent", "input", "priority")
+    agent, priority = given.get("agent"), given.get("priority")
+    if not isinstance(agent, str):
+        raise UsageError("agent: the name of one that is declared")
+    if priority is not None and (type(priority) is not int or not -PRIORITY_MAX <= priority <= PRIORITY_MAX):
+        raise UsageError(f"priority: a whole number from -{PRIORITY_MAX} to {PRIORITY_MAX}")
+    own = Own(Kind.START, check_name("agent", agent))
+    return Asked(own, _RULES[Kind.START], input=payload.member(body, "input"), priority=priority)
+
+
+def _child(run: str, given: dict[str, Any]) -> Asked:
+    _only(given, "timeout")
+    return Asked(Own(Kind.CHILD, run, seconds=_timeout(given)), _RULES[Kind.CHILD])
+
+
 def _local(given: dict[str, Any]) -> Asked:
     _only(given, "name", "input", "at_most_once", "transaction", *policy.FIELDS)
     name, once, transaction = given.get("name"), given.get("at_most_once", False), given.get("transaction", False)
@@ -169,6 +196,9 @@ _RULES = {
     Kind.SLEEP: Rule("twiceshy.internal sleep", Effect.REPEATABLE),
     Kind.WAIT: Rule("twiceshy.internal wait", Effect.REPEATABLE),
     Kind.APPROVAL: Rule("twiceshy.internal approval", Effect.REPEATABLE),
+    # Its id is its step's alone, so that it is started once however often that is asked for.
+    Kind.START: Rule("twiceshy.internal start", Effect.REPEATABLE),
+    Kind.CHILD: Rule("twiceshy.internal child", Effect.REPEATABLE),
     Kind.LOCAL: Rule("twiceshy.internal step", Effect.REPEATABLE, ignore=policy.IGNORED),
 }
 _ONCE = Rule("twiceshy.internal step, at most once", Effect.AT_MOST_ONCE, ignore=policy.IGNORED)
@@ -202,14 +232,22 @@ def slept(deadline: datetime | None) -> bytes:
     return _written({"slept_until": None if deadline is None else stamp(deadline)})
 
 
-def came(name: str, found: Event | Decision | None) -> bytes:
-    """The event with its payload as it was sent, what a person decided, or that nothing came in time."""
+def started(child: str) -> bytes:
+    """A child run is there."""
+    return _written({"run": child})
+
+
+def came(name: str, found: Event | Decision | ChildEnd | None) -> bytes:
+    """The event with its payload as it was sent, a decision, how a child ended, or that none of it came in time."""
     match found:
         case None:
             return b'{"timeout": true}'
         case Event():
             head = json.dumps({"id": found.id, "name": name, "at": stamp(found.at)})
             return b'{"event": ' + head[:-1].encode("ascii") + b', "payload": ' + found.payload + b"}}"
+        case ChildEnd():
+            head = json.dumps({"run": name, "status": found.status, "error": found.error})
+            return head[:-1].encode("ascii") + b', "result": ' + (found.result or b"null") + b"}"
         case Decision():
             said = {"decision": found.decision, "by": found.by, "comment": found.comment, "at": stamp(found.at)}
             return _written({"approval": {"id": found.id, "name": found.name, **said}})

@@ -115,7 +115,8 @@ def _looked_at(processes: list[Process]) -> tuple[float, bool]:
 
 
 def _words(waited: Own) -> str:
-    return f"for the {'approval' if waited.kind is Kind.APPROVAL else 'event'} {waited.subject!r}"
+    what = {Kind.APPROVAL: "the approval", Kind.CHILD: "the end of run"}.get(waited.kind, "the event")
+    return f"for {what} {waited.subject!r}"
 
 
 def _refusal(run_id: str, parked: Parked, words: list[str]) -> Refusal:

@@ -79,6 +79,7 @@ class Owner(Protocol):
     """The run that an exchange belongs to, as the sidecar knows it."""
 
     run_id: str
+    uuid: UUID
     fence: Fence
     tape: Tape
     refusal: Refusal | None
@@ -110,8 +111,8 @@ class Exchange:
         self.refusal: Refusal | None = None
         #: What answers in an upstream's place, for a step of the sidecar's own.
         self.inner: Inner | None = None
-        if asked is not None and step is not None:
-            self.inner = Inner(shell.journal, shell.wakes, asked, step.key, self.id)
+        if asked is not None and step is not None and owner is not None:
+            self.inner = Inner(shell.journal, shell.wakes, asked, step.key, self.id, owner)
         self.call = call  # what the request is called in JSON-RPC
         self.heard: set[str | bytes] = set()  # requests of the server's own, in the answer, that were responded to
         self.row: AnswerRow | None = None

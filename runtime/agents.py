@@ -39,6 +39,7 @@ class AgentTable(BaseModel):
     max_attempts: int | None = Field(None, gt=0, description="in the place of the setting of that name")
     attempt_timeout: float | None = Field(None, gt=0, description="in the place of the setting of that name")
     idle_timeout: float | None = Field(None, gt=0, description="in the place of the setting of that name")
+    children: list[Name] = Field([], description="agents whose runs it may start (docs/agent-api.md)")
 
     @model_validator(mode="after")
     def _is_one_program(self) -> "AgentTable":

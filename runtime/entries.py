@@ -258,6 +258,7 @@ class TapeRows:
     now: datetime
     steps: list[StepRow] = field(default_factory=list)
     owned: bool = False  # somebody has the attempt's process, and starts the next one: it may park
+    agent: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +267,7 @@ class Waiting:
 
     deadline: datetime | None
     left: float | None
-    came: "Event | Decision | None"
+    came: "Event | Decision | ChildEnd | None"
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +289,15 @@ class Decision:
     by: str | None
     comment: str | None
     at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ChildEnd:
+    """How a child run ended. ``result``: JSON as it was put; None: it put none."""
+
+    status: RunStatus
+    result: bytes | None
+    error: str | None
 
 
 @dataclass(frozen=True, slots=True)

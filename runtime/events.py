@@ -62,7 +62,7 @@ async def _send(connection: Connection, run_id: str, name: str, id: str, payload
 
 
 async def wake(connection: Connection) -> list[str]:
-    """Queue the parked runs whose time has come, a hundred at most; their ids."""
+    """Queue the parked runs whose time has come, or whose child has ended, a hundred of each at most; their ids."""
     woken = await _wake(connection)
     if woken:
         await queue.told(connection, woken[0])
@@ -71,4 +71,5 @@ async def wake(connection: Connection) -> list[str]:
 
 @in_transaction
 async def _wake(connection: Connection) -> list[str]:
-    return [row["id"] for row in await connection.fetch(sql("wake"))]
+    due = await connection.fetch(sql("wake"))
+    return [row["id"] for row in (*due, *await connection.fetch(sql("wake_parents")))]

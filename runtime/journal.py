@@ -15,11 +15,12 @@ from uuid import UUID
 
 import asyncpg
 
-from runtime import database, lease, rows, runs
+from runtime import database, lease, queue, rows, runs
 from runtime.database import Connection, sql
 from runtime.entries import (
     AnswerRow,
     Bound,
+    ChildEnd,
     Decision,
     Entry,
     Event,
@@ -172,6 +173,7 @@ class Journal:
             now=run["now"],
             steps=list(steps.values()),
             owned=run["owned"],
+            agent=run["agent"],
         )
 
     @staticmethod
@@ -224,6 +226,27 @@ class Journal:
             )
         )
         return Parked(row["until"]) if row is not None and row["outcome"] == "parked" else None
+
+    # ---- child runs
+
+    async def start_child(
+        self, fence: Fence, child: str, agent: str, given: bytes | None, priority: int | None
+    ) -> Fenced | Stopped | None:
+        """Start the run *child* of *agent*, unless it is there; None: it is. Else why the fence does not hold."""
+        begun = await self.ask(
+            lambda connection: connection.fetchval(
+                sql("start_child"), fence.run_id, fence.token_hash, fence.sidecar, child, agent, given, priority
+            )
+        )
+        if not begun:
+            found = (await self.renew([fence], extend=False))[fence.run_id]
+            return Fenced() if isinstance(found, Bound) else found
+        await self.ask(lambda connection: queue.told(connection, child))
+        return None
+
+    async def is_child(self, run_id: str, child: str) -> bool:
+        """Whether the run *child* was started by this one, or by one that this continues."""
+        return await self.ask(lambda connection: connection.fetchval(sql("is_child"), run_id, child)) is not None
 
     # ---- local steps
 
@@ -373,8 +396,10 @@ def _translated(error: BaseException) -> TwiceshyError:
     return DatabaseAway(f"Postgres does not answer: {str(error) or type(error).__name__}")
 
 
-def _came(row: rows.Row) -> Event | Decision | None:
+def _came(row: rows.Row) -> Event | Decision | ChildEnd | None:
     """What a step waited for, by the statement ``waiting``."""
+    if row["status"] is not None:
+        return ChildEnd(rows.known(RunStatus, row["status"], f"run {row['name']}"), row["result"], row["error"])
     if row["id"] is not None:
         return Event(row["id"], row["payload"], row["at"])
     return None if row["decision"] is None else rows.decision(row)

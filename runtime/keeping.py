@@ -52,7 +52,7 @@ def environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 #: What of an agent is a sidecar's business: whose runs it may start, and with what. An agent has one of the last two.
-OF_AGENTS = frozenset({"children", "input_schema", "command", "python"})
+OF_AGENTS = ("children", "input_schema", "command", "python")
 
 
 def settings_as_values(settings: Settings) -> dict[str, Any]:
@@ -62,9 +62,9 @@ def settings_as_values(settings: Settings) -> dict[str, Any]:
         values["extra_ca"] = str(Path(values["extra_ca"]).absolute())
     of_others = {child for table in settings.agents.values() for child in table.children}
     agents = {
-        name: table.model_dump(mode="json", include=OF_AGENTS)
+        name: table.model_dump(mode="json", include=set(OF_AGENTS))
         for name, table in settings.agents.items()
-        if table.children or table.input_schema is not None or name in of_others
+        if table.children or name in of_others
     }
     # Whose agents say nothing of one another shares a sidecar with others, whatever else they are.
     return values | {"agents": agents} if agents else values

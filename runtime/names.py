@@ -1,10 +1,12 @@
-"""What events, their ids, and local steps may be called. Pure."""
+"""What events, their ids, approvals, agents and local steps may be called, and how urgent a run may be. Pure."""
 
 import re
 
 from runtime.errors import UsageError
 
 NAME = re.compile(r"[A-Za-z0-9._~-]{1,200}")
+#: Priorities are whole numbers from minus this to this.
+PRIORITY_MAX = 1_000_000
 
 
 def shortened(text: str, most: int = 200) -> str:

@@ -64,7 +64,7 @@ UPDATE twiceshy.run u SET lease_expires_at = twiceshy.now() + make_interval(secs
 FROM held h WHERE u.id = h.id RETURNING u.id;
 
 -- load_run: a run as its sidecar needs it
-SELECT u.uuid, u.attempt, u.token_hash, u.status, u.stop_step, u.stop_message, u.sidecar,
+SELECT u.uuid, u.agent, u.attempt, u.token_hash, u.status, u.stop_step, u.stop_message, u.sidecar,
        coalesce(u.retried_after = u.attempt - 1, false)
        OR EXISTS (SELECT FROM twiceshy.attempt t WHERE t.run_id = u.id AND t.n = u.attempt - 1 AND t.outcome = 'failed'
                   AND t.counter_at >= u.newest) AS last_failed_barren,
@@ -398,7 +398,7 @@ UPDATE twiceshy.run u SET status = 'queued', wake_at = NULL, wake_on = NULL, cha
 FROM due d WHERE u.id = d.id RETURNING u.id;
 
 -- waiting: some steps that wait under their exchanges: the deadline, how far it is, and the event that is theirs to
--- take, or what was decided
+-- take, or what was decided, or how the child ended
 WITH open AS MATERIALIZED (
     SELECT s.run_id, s.key, s.exchange, s.kind, s.subject, s.deadline, twiceshy.now() AS now,
            row_number() OVER (PARTITION BY s.run_id, s.kind, s.subject ORDER BY s.begun) - 1 AS ahead
@@ -407,8 +407,11 @@ WITH open AS MATERIALIZED (
     WHERE s.state = 'sent'
 )
 SELECT o.exchange, o.key, o.subject AS name, o.deadline, extract(epoch FROM o.deadline - o.now)::float8 AS left,
-       e.id, e.payload, e.at, p.decision, p.decided_by, p.comment, p.at AS decided_at
-FROM open o LEFT JOIN twiceshy.approval p
+       e.id, e.payload, e.at, p.decision, p.decided_by, p.comment, p.at AS decided_at, c.status, c.result, c.error
+FROM open o
+LEFT JOIN twiceshy.run c
+    ON o.kind = 'child' AND c.id = twiceshy.newest(o.subject) AND c.status IN ('done', 'failed', 'cancelled')
+LEFT JOIN twiceshy.approval p
     ON o.kind = 'approval' AND p.run_id = o.run_id AND p.id = o.key AND p.decision <> 'timeout'
 LEFT JOIN LATERAL (
     SELECT v.id, v.payload, v.at FROM twiceshy.event v
@@ -417,9 +420,34 @@ LEFT JOIN LATERAL (
     ORDER BY v.sent LIMIT 1 OFFSET o.ahead
 ) e ON true;
 
+-- wake_parents: parked runs whose child has ended are queued (migrations/007_chain.sql)
+SELECT twiceshy.wake_parents() AS id;
+
 -- wake_run: a parked run is queued: something that it waits for is here
 UPDATE twiceshy.run u SET status = 'queued', wake_at = NULL, wake_on = NULL, changed_at = twiceshy.now()
 WHERE u.id = $1;
+
+-- start_child: a run that another one starts, once (migrations/007_chain.sql)
+SELECT twiceshy.start_child($1, $2, $3, $4, $5, $6, $7);
+
+-- is_child: whether a run, the first of its chain, was started by this one or by one that this continues
+SELECT true FROM twiceshy.run c
+WHERE c.id = $2 AND c.first_run IS NULL
+  AND (SELECT coalesce(p.first_run, p.id) FROM twiceshy.run p WHERE p.id = c.parent)
+    = (SELECT coalesce(u.first_run, u.id) FROM twiceshy.run u WHERE u.id = $1);
+
+-- children: those of a run, and of the runs that it continues or that continue it, that have not ended
+SELECT c.id
+FROM twiceshy.run u
+JOIN LATERAL (
+    SELECT u.id UNION SELECT u.first_run WHERE u.first_run IS NOT NULL
+    UNION SELECT r.id FROM twiceshy.run r WHERE r.first_run = coalesce(u.first_run, u.id)
+) p (id) ON true
+JOIN twiceshy.run c ON c.parent = p.id
+WHERE u.id = $1 AND c.status NOT IN ('done', 'failed', 'cancelled') ORDER BY c.id;
+
+-- newest: the newest run of a chain (migrations/007_chain.sql)
+SELECT twiceshy.newest($1);
 
 -- approvals_named: of the approvals of a run the one with this id, and those of this name
 SELECT p.id AS key, p.name, p.decision, p.decided_by, p.comment, p.at AS decided_at, p.deadline
@@ -454,7 +482,7 @@ SELECT set_config('plan_cache_mode', 'force_custom_plan', true);
 -- runs: the newest runs behind a place in the list, of one status, agent, span of time, or of any
 SELECT u.id, u.uuid, u.agent, u.status, NULL::bytea AS input, NULL::bytea AS result, u.error, u.attempt, u.sidecar, u.counter,
        u.newest, u.tokened, u.barren, u.for_workers, u.priority, u.not_before, u.stop_step, u.stop_message, u.created_at,
-       u.changed_at, u.ended_at, u.wake_at, u.wake_on,
+       u.changed_at, u.ended_at, u.wake_at, u.wake_on, u.parent, u.continued_from, u.continued_as,
        extract(epoch FROM u.lease_expires_at - twiceshy.now())::float8 AS lease_left,
        (SELECT json_object_agg(a.name, a.value)::text FROM twiceshy.attribute a WHERE a.run_id = u.id) AS attributes
 FROM twiceshy.run u
@@ -466,7 +494,7 @@ ORDER BY u.created_at DESC, u.id DESC LIMIT $7;
 -- runs_of_attributes: the same, of those that have all of some attributes; found by the first of these
 SELECT u.id, u.uuid, u.agent, u.status, NULL::bytea AS input, NULL::bytea AS result, u.error, u.attempt, u.sidecar, u.counter,
        u.newest, u.tokened, u.barren, u.for_workers, u.priority, u.not_before, u.stop_step, u.stop_message, u.created_at,
-       u.changed_at, u.ended_at, u.wake_at, u.wake_on,
+       u.changed_at, u.ended_at, u.wake_at, u.wake_on, u.parent, u.continued_from, u.continued_as,
        extract(epoch FROM u.lease_expires_at - twiceshy.now())::float8 AS lease_left,
        (SELECT json_object_agg(a.name, a.value)::text FROM twiceshy.attribute a WHERE a.run_id = u.id) AS attributes
 FROM twiceshy.attribute w JOIN twiceshy.run u ON u.id = w.run_id

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from runtime import lease as leases
-from runtime import retry, rows, runs
+from runtime import names, retry, rows, runs
 from runtime.attributes import check as check_attributes
 from runtime.database import ERRORS, Connection, sql
 from runtime.errors import Taken, UsageError
@@ -29,10 +29,9 @@ from runtime.tokens import check_id, new_id
 CHANNEL = "twiceshy_queue"
 #: How long a key of a start may be, in characters.
 KEY_MAX = 200
+PRIORITY_MAX = names.PRIORITY_MAX
 #: How many keys are forgotten in one transaction.
 FORGOTTEN_AT_ONCE = 500
-#: Priorities are whole numbers from minus this to this.
-PRIORITY_MAX = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)

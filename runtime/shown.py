@@ -38,6 +38,9 @@ class RunRow:
     ended_at: datetime | None
     wake_at: datetime | None
     wake_on: list[str] | None
+    parent: str | None
+    continued_from: str | None
+    continued_as: str | None
     attributes: dict[str, str]
 
 

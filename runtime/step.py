@@ -41,12 +41,14 @@ class Kind(StrEnum):
     SLEEP = "sleep"
     WAIT = "wait"  # for an event
     APPROVAL = "approval"  # a wait that a person ends
+    START = "start"  # of a child run
+    CHILD = "child"  # a wait for the end of a child run
     VALUE = "value"  # time, chance
 
     @property
     def waits(self) -> bool:
         """True for what a run may park on."""
-        return self in (Kind.SLEEP, Kind.WAIT, Kind.APPROVAL)
+        return self in (Kind.SLEEP, Kind.WAIT, Kind.APPROVAL, Kind.CHILD)
 
 
 class State(StrEnum):

@@ -94,7 +94,7 @@ class Tape:
     stop_message: str | None = None
     error: str | None = None
     wake_at: datetime | None = None  # until when a parked run waits
-    wake_on: Sequence[str] = ()  # and for which events, approvals (approval:NAME)
+    wake_on: Sequence[str] = ()  # and for which events, approvals (approval:NAME), runs (run:ID)
     attempts: Sequence[AttemptLine] = ()
     steps: Sequence[StepLine] = ()
 
@@ -292,6 +292,7 @@ def until(wake_at: datetime | None, wake_on: Sequence[str]) -> str:
 _AWAITED = (
     ("", "the event", "one of the events"),
     ("approval", "the approval", "one of the approvals"),
+    ("run", "the end of run", "the end of one of the runs"),
 )
 
 

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import re
 import secrets
+from uuid import UUID
 
 from runtime.errors import UsageError
 
@@ -14,6 +15,13 @@ RUN_ID = re.compile(r"[A-Za-z0-9._~-]{1,200}")
 def new_id() -> str:
     """The id of a new run."""
     return "r" + base64.b32encode(secrets.token_bytes(13)).decode("ascii")[:20].lower()
+
+
+def derived_id(uuid: UUID, what: str) -> str:
+    """The id of a run that comes of another one: the same however often it is asked for; *uuid*: that one's."""
+    return (
+        "r" + base64.b32encode(hashlib.sha256(uuid.bytes + what.encode("utf-8")).digest()).decode("ascii")[:20].lower()
+    )
 
 
 def check_id(run_id: str) -> str:

@@ -1,6 +1,9 @@
-"""What a person decides of a whole run: that it ends now, or that it is tried again. One transaction each."""
+"""What a person decides of a whole run: that it ends now, or that it is tried again. One transaction each.
 
-from runtime import rows, runs
+A run that was continued by another stands for the newest of these when it is cancelled.
+"""
+
+from runtime import events, rows, runs
 from runtime.database import Connection, sql
 from runtime.errors import NotFound, NotNow
 from runtime.forks import fork as fork
@@ -11,18 +14,34 @@ from runtime.step import RunStatus
 RETRIED = (RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.DIVERGED, RunStatus.OVER_BUDGET)
 
 
-@in_transaction
 async def cancel(connection: Connection, run_id: str) -> RunStatus:
-    """End the run, however it stands; returns what it was. Raises NotFound, and NotNow for one that is done or failed.
+    """End the run and all that it has started, however they stand; returns what it was.
 
-    Its attempt is refused from now on, and whoever launched it ends its process at the next look. What has left already
-    ends, and is recorded. A run that was cancelled before stays so.
+    Raises NotFound, and NotNow for one that is done or failed. Its attempt is refused from now on, and whoever launched
+    it ends its process at the next look. What has left already ends, and is recorded. A run that was cancelled before
+    stays so.
     """
-    status = await _lock(connection, run_id)
+    status = await _cancel(connection, run_id)
+    await events.wake(connection)  # who waits for it
+    return status
+
+
+@in_transaction
+async def _cancel(connection: Connection, run_id: str) -> RunStatus:
+    run = await _lock_newest(connection, run_id)
+    status = rows.known(RunStatus, run["status"], f"run {run['id']}")
     if status in (RunStatus.DONE, RunStatus.FAILED):
-        raise NotNow(f"run {run_id} is {status} already: there is nothing to cancel")
+        raise NotNow(f"run {run['id']} is {status} already: there is nothing to cancel")
     if status is not RunStatus.CANCELLED:
-        await connection.execute(sql("cancel_run"), run_id)
+        await connection.execute(sql("cancel_run"), run["id"])
+    # Whose row is locked starts no more of them.
+    locked = [run["id"]]
+    while locked:
+        for row in await connection.fetch(sql("children"), locked.pop()):
+            child = await _lock_newest(connection, row["id"])
+            if not rows.known(RunStatus, child["status"], f"run {child['id']}").ended:
+                await connection.execute(sql("cancel_run"), child["id"])
+                locked.append(child["id"])
     return status
 
 
@@ -33,7 +52,8 @@ async def retry(connection: Connection, run_id: str) -> RunStatus:
     What was answered last, and not finally, is tried again. Where it is not known whether an effect was made, a person
     must say so first: the run is ambiguous.
     """
-    status = await _lock(connection, run_id)
+    run = await _lock(connection, run_id)
+    status = rows.known(RunStatus, run["status"], f"run {run_id}")
     if status is RunStatus.AMBIGUOUS:
         raise NotNow(
             f"run {run_id} is ambiguous: say what happened, and it goes on by itself (twiceshy show {run_id}, then "
@@ -41,14 +61,23 @@ async def retry(connection: Connection, run_id: str) -> RunStatus:
         )
     if status not in RETRIED:
         rest = "start another" if status is RunStatus.DONE else "it goes on by itself"
+        if run["continued_as"] is not None:
+            rest = f"it went on as run {run['continued_as']}"
         raise NotNow(f"run {run_id} is {status}: {rest}")
     await runs.doubt(connection, run_id, "a person wants it tried again")
     await connection.execute(sql("retry_run"), run_id)
     return rows.known(RunStatus, await connection.fetchval(sql("settled"), run_id), f"run {run_id}")
 
 
-async def _lock(connection: Connection, run_id: str) -> RunStatus:
+async def _lock(connection: Connection, run_id: str) -> rows.Row:
     row = await connection.fetchrow(sql("lock_run"), run_id)
     if row is None:
         raise NotFound(f"there is no run {run_id!r}; twiceshy runs lists them")
-    return rows.known(RunStatus, row["status"], f"run {run_id}")
+    return row
+
+
+async def _lock_newest(connection: Connection, run_id: str) -> rows.Row:
+    row = await _lock(connection, run_id)
+    while row["continued_as"] is not None:
+        row = await _lock(connection, await connection.fetchval(sql("newest"), row["id"]))
+    return row

@@ -2,7 +2,7 @@
 
 ALTER DOMAIN twiceshy.step_kind DROP CONSTRAINT step_kind_check;
 ALTER DOMAIN twiceshy.step_kind ADD CONSTRAINT step_kind_check
-    CHECK (VALUE IN ('http', 'local', 'sleep', 'wait', 'value', 'approval'));
+    CHECK (VALUE IN ('http', 'local', 'sleep', 'wait', 'value', 'approval', 'start', 'child'));
 
 CREATE DOMAIN twiceshy.decision AS text CHECK (VALUE IN ('approve', 'decline', 'timeout'));
 
@@ -112,49 +112,6 @@ BEGIN
 END
 $$;
 
--- What a step waits for, as run.wake_on has it. Neither is the name of any event.
-CREATE FUNCTION twiceshy.awaited(kind text, subject text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE kind WHEN 'wait' THEN subject WHEN 'approval' THEN 'approval:' || subject END
-$$;
-
--- The attempt gives its place up until one of the waits that it is held by (their keys) is due. outcome: parked; due
--- (one of them is, or is over); refused (the fence does not hold). Events and decisions come under the same lock, so
--- none is missed in between.
-CREATE OR REPLACE FUNCTION twiceshy.park(
-    run text, token bytea, owner text, held text[], OUT outcome text, OUT until timestamptz
-) LANGUAGE plpgsql AS $$
-DECLARE
-    u     record;
-    names text[];
-    open  int;
-    at    timestamptz;
-BEGIN
-    SELECT r.status, r.token_hash, r.sidecar, r.attempt INTO u FROM twiceshy.run r WHERE r.id = run FOR NO KEY UPDATE;
-    at := twiceshy.now();
-    IF NOT FOUND OR u.token_hash IS DISTINCT FROM token OR u.status <> 'running' OR u.sidecar IS DISTINCT FROM owner THEN
-        outcome := 'refused';
-        RETURN;
-    END IF;
-    SELECT min(s.deadline), array_agg(DISTINCT twiceshy.awaited(s.kind, s.subject)) FILTER (WHERE s.kind <> 'sleep'),
-           count(*)
-    INTO until, names, open
-    FROM twiceshy.step s
-    WHERE s.run_id = run AND s.key = ANY(held) AND s.kind IN ('sleep', 'wait', 'approval') AND s.state = 'sent';
-    IF open = 0 OR open <> cardinality(held) OR until <= at OR EXISTS (
-        SELECT FROM twiceshy.event v WHERE v.run_id = run AND v.name = ANY(names) AND v.consumed_by IS NULL
-    ) OR EXISTS (
-        SELECT FROM twiceshy.approval p WHERE p.run_id = run AND p.id = ANY(held) AND p.decision IS NOT NULL)
-    THEN
-        outcome := 'due';
-        RETURN;
-    END IF;
-    UPDATE twiceshy.run r SET status = 'parked', wake_at = until, wake_on = names, changed_at = at WHERE r.id = run;
-    UPDATE twiceshy.attempt t SET ended_at = at, outcome = 'parked'
-    WHERE t.run_id = run AND t.n = u.attempt AND t.ended_at IS NULL;
-    outcome := 'parked';
-END
-$$;
-
 -- An event for a run, and its waking. outcome: sent; known (it was sent before); other (its id was, with another
 -- payload); no_run; ended. woken: the run that is queued now.
 DROP FUNCTION twiceshy.send_event(text, text, text, bytea);
@@ -188,5 +145,143 @@ BEGIN
         woken := run;
     END IF;
     outcome := 'sent';
+END
+$$;
+
+-- Child runs, and runs that another one continues.
+
+ALTER TABLE twiceshy.run
+    -- The run that started it.
+    ADD COLUMN parent twiceshy.run_id,
+    -- A run that continues as another is done, and makes a chain with it. first_run: the first of the chain (NULL: it
+    -- is that itself). Who names any of them means the newest.
+    ADD COLUMN first_run twiceshy.run_id,
+    ADD COLUMN continued_from twiceshy.run_id,
+    ADD COLUMN continued_as twiceshy.run_id;
+CREATE INDEX run_parent ON twiceshy.run (parent) WHERE parent IS NOT NULL;
+CREATE INDEX run_chain ON twiceshy.run (first_run) WHERE first_run IS NOT NULL;
+CREATE INDEX run_newest ON twiceshy.run (first_run) WHERE first_run IS NOT NULL AND continued_as IS NULL;
+
+-- The newest run of the chain that a run is of; NULL: there is no such run.
+CREATE FUNCTION twiceshy.newest(run text) RETURNS text LANGUAGE sql STABLE AS $$
+    SELECT coalesce((
+        SELECT n.id FROM twiceshy.run n WHERE n.first_run = coalesce(u.first_run, u.id) AND n.continued_as IS NULL
+    ), u.id)
+    FROM twiceshy.run u WHERE u.id = run
+$$;
+
+-- Children that have ended (as a chain has with its last run), and whose parent has not been looked at since. Who ends
+-- a run need not lock another one for it.
+CREATE TABLE twiceshy.child_end (
+    parent text COLLATE "C" NOT NULL,
+    child  text COLLATE "C" NOT NULL,
+    PRIMARY KEY (parent, child)
+);
+
+CREATE FUNCTION twiceshy.tells_its_parent() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO twiceshy.child_end (parent, child) VALUES (NEW.parent, coalesce(NEW.first_run, NEW.id))
+    ON CONFLICT DO NOTHING;
+    RETURN NULL;
+END
+$$;
+CREATE TRIGGER tells_its_parent AFTER UPDATE OF status ON twiceshy.run FOR EACH ROW
+    WHEN (NEW.parent IS NOT NULL AND NEW.continued_as IS NULL AND NEW.status <> OLD.status
+          AND NEW.status IN ('done', 'failed', 'cancelled'))
+    EXECUTE FUNCTION twiceshy.tells_its_parent();
+
+-- Parked runs whose child has ended are queued; their ids. A row goes only under the lock of the parent: one that parks
+-- later sees the child's end by itself. What somebody has locked is left for the next look.
+CREATE FUNCTION twiceshy.wake_parents() RETURNS SETOF text LANGUAGE plpgsql AS $$
+DECLARE
+    e      record;
+    u      record;
+    target text;
+BEGIN
+    FOR e IN SELECT c.parent, c.child FROM twiceshy.child_end c ORDER BY c.parent LIMIT 100 FOR UPDATE SKIP LOCKED LOOP
+        target := twiceshy.newest(e.parent);
+        IF target IS NOT NULL THEN
+            SELECT r.status, r.wake_on, r.continued_as INTO u
+            FROM twiceshy.run r WHERE r.id = target FOR NO KEY UPDATE SKIP LOCKED;
+            CONTINUE WHEN NOT FOUND OR u.continued_as IS NOT NULL;
+            IF u.status = 'parked' AND 'run:' || e.child = ANY(u.wake_on) THEN
+                UPDATE twiceshy.run r
+                SET status = 'queued', wake_at = NULL, wake_on = NULL, changed_at = twiceshy.now()
+                WHERE r.id = target;
+                RETURN NEXT target;
+            END IF;
+        END IF;
+        DELETE FROM twiceshy.child_end c WHERE c.parent = e.parent AND c.child = e.child;
+    END LOOP;
+END
+$$;
+
+-- A run for workers, under an id that is its step's alone, started by a run that is running under its fence. Asked for
+-- again it changes nothing. False: the fence does not hold. Cancelling locks the parent too: it finds the child, or
+-- nothing is started any more.
+CREATE FUNCTION twiceshy.start_child(
+    run text, token bytea, owner text, child text, child_agent text, given bytea, rank int
+) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    u record;
+BEGIN
+    SELECT r.status, r.token_hash, r.sidecar, r.priority INTO u FROM twiceshy.run r WHERE r.id = run FOR NO KEY UPDATE;
+    IF NOT FOUND OR u.token_hash IS DISTINCT FROM token OR u.status <> 'running' OR u.sidecar <> owner THEN
+        RETURN false;
+    END IF;
+    INSERT INTO twiceshy.run (id, agent, input, priority, for_workers, parent)
+    VALUES (child, child_agent, given, coalesce(rank, u.priority), true, run)
+    ON CONFLICT DO NOTHING;
+    RETURN true;
+END
+$$;
+
+-- What a step waits for, as run.wake_on has it. Neither is the name of any event.
+CREATE FUNCTION twiceshy.awaited(kind text, subject text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE kind
+        WHEN 'wait' THEN subject
+        WHEN 'approval' THEN 'approval:' || subject
+        WHEN 'child' THEN 'run:' || subject
+    END
+$$;
+
+-- The attempt gives its place up until one of the waits that it is held by (their keys) is due. outcome: parked; due
+-- (one of them is, or is over); refused (the fence does not hold). Events and decisions come under the same lock, and
+-- the end of a child is told once the lock is free, so none is missed in between.
+CREATE OR REPLACE FUNCTION twiceshy.park(
+    run text, token bytea, owner text, held text[], OUT outcome text, OUT until timestamptz
+) LANGUAGE plpgsql AS $$
+DECLARE
+    u     record;
+    names text[];
+    open  int;
+    at    timestamptz;
+BEGIN
+    SELECT r.status, r.token_hash, r.sidecar, r.attempt INTO u FROM twiceshy.run r WHERE r.id = run FOR NO KEY UPDATE;
+    at := twiceshy.now();
+    IF NOT FOUND OR u.token_hash IS DISTINCT FROM token OR u.status <> 'running' OR u.sidecar IS DISTINCT FROM owner THEN
+        outcome := 'refused';
+        RETURN;
+    END IF;
+    SELECT min(s.deadline), array_agg(DISTINCT twiceshy.awaited(s.kind, s.subject)) FILTER (WHERE s.kind <> 'sleep'),
+           count(*)
+    INTO until, names, open
+    FROM twiceshy.step s
+    WHERE s.run_id = run AND s.key = ANY(held) AND s.kind IN ('sleep', 'wait', 'approval', 'child') AND s.state = 'sent';
+    IF open = 0 OR open <> cardinality(held) OR until <= at OR EXISTS (
+        SELECT FROM twiceshy.event v WHERE v.run_id = run AND v.name = ANY(names) AND v.consumed_by IS NULL
+    ) OR EXISTS (
+        SELECT FROM twiceshy.approval p WHERE p.run_id = run AND p.id = ANY(held) AND p.decision IS NOT NULL
+    ) OR EXISTS (
+        SELECT FROM twiceshy.step s JOIN twiceshy.run n ON n.id = twiceshy.newest(s.subject)
+        WHERE s.run_id = run AND s.key = ANY(held) AND s.kind = 'child' AND n.status IN ('done', 'failed', 'cancelled'))
+    THEN
+        outcome := 'due';
+        RETURN;
+    END IF;
+    UPDATE twiceshy.run r SET status = 'parked', wake_at = until, wake_on = names, changed_at = at WHERE r.id = run;
+    UPDATE twiceshy.attempt t SET ended_at = at, outcome = 'parked'
+    WHERE t.run_id = run AND t.n = u.attempt AND t.ended_at IS NULL;
+    outcome := 'parked';
 END
 $$;
