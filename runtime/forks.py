@@ -93,8 +93,8 @@ async def _fork(connection: Connection, run: str, before: int, run_id: str | Non
         there = await runs.get_run(connection, wanted)
         raise Taken(f"run {wanted} is there already (agent {there.agent!r}, {there.status}): name another one")
     keys = [step.key for step in replayed]
-    for statement in ("copy_steps", "copy_answers", "copy_bodies", "copy_events", "copy_approvals"):
-        await connection.execute(sql(statement), run, wanted, keys)
+    for copy in (sql("copy_steps"), sql("copy_answers"), sql("copy_bodies"), sql("copy_events"), sql("copy_approvals")):
+        await connection.execute(copy, run, wanted, keys)
     await connection.execute(sql("copy_attributes"), run, wanted)
     return Fork(wanted, replayed, sent, source["for_workers"])
 
