@@ -85,6 +85,8 @@ class Tape:
     tokens: dict[bytes, str] = field(default_factory=dict)  # retry token (random key, invocation id) -> step key
     parts: dict[str, Part] = field(default_factory=dict)
     missing: set[str] = field(default_factory=set)  # answered steps but reads, not asked for in this attempt yet
+    inner: dict[str, list[str]] = field(default_factory=dict)  # recorded local step -> what began while it was open
+    around: dict[str, list[str]] = field(default_factory=dict)  # the other way round
     drift: int = 0
     last_begun: int = 0  # the counter at which the latest step that is no read began
     effect_answered: bool = False  # an effect was answered in this attempt
@@ -124,6 +126,10 @@ class Tape:
         self.missing.discard(step.key)
         step.clients += 1
         self.parts.setdefault(step.key, part)
+        for key in self.inner.get(step.key, ()):
+            # What was asked for within several local steps at once may be any one's: all must be there again.
+            if all(self.steps[outer].claimed for outer in self.around[key]):
+                self.missing.discard(key)
 
     def detach(self, step: Step, n: int, *, delivered: bool) -> None:
         """A client of *step* ended. *n*: the answer it was given; *delivered*: whole, acknowledged."""
@@ -191,4 +197,18 @@ def build(rows: TapeRows, here: frozenset[UUID] | set[UUID]) -> Tape:
         tape.since = max([tape.since, row.begun, *(answer.recorded for answer in row.answers)])
         if row.answers and row.facts.effect is not Effect.READ:
             tape.missing.add(step.key)
+    _nest(tape)
     return tape
+
+
+def _nest(tape: Tape) -> None:
+    """Find out what began while local steps were open that are recorded: their replay stands for that, too."""
+    open_: list[Step] = []
+    for step in sorted(tape.steps.values(), key=lambda step: step.begun):
+        open_ = [outer for outer in open_ if outer.answers[-1].recorded > step.begun]
+        if open_ and step.effect is not Effect.READ:
+            tape.around[step.key] = [outer.key for outer in open_]
+            for outer in open_:
+                tape.inner.setdefault(outer.key, []).append(step.key)
+        if step.facts.kind is Kind.LOCAL and step.state is State.ANSWERED:
+            open_.append(step)
