@@ -126,10 +126,13 @@ class Tape:
         self.missing.discard(step.key)
         step.clients += 1
         self.parts.setdefault(step.key, part)
-        for key in self.inner.get(step.key, ()):
-            # What was asked for within several local steps at once may be any one's: all must be there again.
-            if all(self.steps[outer].claimed for outer in self.around[key]):
-                self.missing.discard(key)
+        replayed = [step.key]
+        while replayed:
+            for key in self.inner.get(replayed.pop(), ()):
+                # What was asked for within several local steps at once may be any one's: all must be there again.
+                if key in self.missing and self.missing.isdisjoint(self.around[key]):
+                    self.missing.discard(key)
+                    replayed.append(key)
 
     def detach(self, step: Step, n: int, *, delivered: bool) -> None:
         """A client of *step* ended. *n*: the answer it was given; *delivered*: whole, acknowledged."""
@@ -206,9 +209,13 @@ def _nest(tape: Tape) -> None:
     open_: list[Step] = []
     for step in sorted(tape.steps.values(), key=lambda step: step.begun):
         open_ = [outer for outer in open_ if outer.answers[-1].recorded > step.begun]
-        if open_ and step.effect is not Effect.READ:
-            tape.around[step.key] = [outer.key for outer in open_]
-            for outer in open_:
+        local = step.facts.kind is Kind.LOCAL and step.state is State.ANSWERED
+        # A local step within another one ends before that; one that does not is beside it.
+        end = step.answers[-1].recorded if local else step.begun
+        around = [outer for outer in open_ if outer.answers[-1].recorded > end]
+        if around and step.effect is not Effect.READ:
+            tape.around[step.key] = [outer.key for outer in around]
+            for outer in around:
                 tape.inner.setdefault(outer.key, []).append(step.key)
-        if step.facts.kind is Kind.LOCAL and step.state is State.ANSWERED:
+        if local:
             open_.append(step)

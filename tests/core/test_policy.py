@@ -63,6 +63,15 @@ def test_a_replayed_local_step_stands_for_what_was_asked_within_it() -> None:
     assert made.missing == {"before", "after"}
 
 
+def test_so_does_one_within_another() -> None:
+    made = tape(
+        row("outer", Kind.LOCAL, 1, 10), row("inner", Kind.LOCAL, 2, 8), row("within", Kind.HTTP, 3, 4),
+        row("behind", Kind.HTTP, 9, 12),
+    )  # fmt: skip
+    made.attach(made.steps["outer"], Part.REPLAYED)
+    assert made.missing == set()
+
+
 def test_one_that_was_never_recorded_stands_for_nothing() -> None:
     made = tape(row("a", Kind.LOCAL, 1, None), row("within", Kind.HTTP, 2, 3))
     made.attach(made.steps["a"], Part.LIVE)
@@ -80,7 +89,9 @@ def test_what_is_within_is_what_began_between(drawn: list[tuple[bool, int]]) -> 
         around = [
             outer.facts.key
             for outer in steps
-            if outer.facts.kind is Kind.LOCAL and outer.begun < inner.begun < outer.answers[0].recorded
+            if outer.facts.kind is Kind.LOCAL
+            and outer.begun < inner.begun < outer.answers[0].recorded
+            and (inner.facts.kind is Kind.HTTP or inner.answers[0].recorded < outer.answers[0].recorded)
         ]
         assert made.around.get(inner.facts.key, []) == around
         assert all(inner.facts.key in made.inner[outer] for outer in around)
