@@ -43,6 +43,7 @@ class Arrival:
     retention: float = 0.0  # seconds that the upstream remembers a key, counted from the first sending
     signed: bool = False  # it carries a signature over itself and the time
     kind: Kind = Kind.HTTP
+    gone: bool = False  # its client has gone away
     strays: bool = False  # others of its attempt came and were not understood, or are not yet: it may be one of those
 
 
@@ -113,7 +114,12 @@ class NoAttempt:
     why: str
 
 
-Decision = Replay | Join | Wait | Send | Beat | Ambiguous | Diverged | NoAttempt
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Its client has gone, and an equal request was understood before it: most likely the one that takes its place."""
+
+
+Decision = Drop | Replay | Join | Wait | Send | Beat | Ambiguous | Diverged | NoAttempt
 
 
 def decide(tape: Tape, arrival: Arrival, now: float, mode: Mode = "durable") -> Decision:
@@ -121,6 +127,8 @@ def decide(tape: Tape, arrival: Arrival, now: float, mode: Mode = "durable") -> 
     found = identify(tape, arrival)
     if isinstance(found, Beat | Diverged):
         return found
+    if arrival.gone and _is_overtaken(tape, arrival, found):
+        return Drop()
     refused = _vouched(tape, arrival, found)
     if refused is not None:
         return refused
@@ -157,6 +165,13 @@ def identify(tape: Tape, arrival: Arrival) -> Step | Beat | Diverged | None:
     if attached is not None and arrival.effect.is_effect and not arrival.beaten:
         return Beat()
     return _next(tape, arrival)
+
+
+def _is_overtaken(tape: Tape, arrival: Arrival, found: Step | None) -> bool:
+    """It would be another step than the equal ones of this attempt, and nothing says that it is."""
+    if arrival.explicit is not None or arrival.token_is_call or (found is not None and found.claimed):
+        return False
+    return any(True for _ in tape.mine(arrival.fingerprint))
 
 
 def _answered_well(step: Step) -> bool:

@@ -21,6 +21,7 @@ from proxy.exchange import (
     Beat,
     Decision,
     Diverged,
+    Drop,
     Join,
     NoAttempt,
     Replay,
@@ -108,7 +109,10 @@ class Journalled:
             await self._look(run, arrival)
             if run.refusal is not None:
                 return run.refusal
-            decision = self._decide(run, replace(arrival, strays=run.strays(client.door)))
+            gone, strays = client.door.look(), run.strays(client.door)
+            decision = self._decide(run, replace(arrival, gone=gone, strays=strays))
+            if isinstance(decision, Drop):
+                return None
             if isinstance(decision, Beat):
                 await asyncio.sleep(_BEAT)
                 arrival = replace(arrival, beaten=True)

@@ -15,6 +15,7 @@ from proxy.exchange import (
     Beat,
     Decision,
     Diverged,
+    Drop,
     Join,
     Mode,
     NoAttempt,
@@ -257,11 +258,11 @@ class Sidecar:
         self.outdated = isinstance(due, Wait)
         return due
 
-    def ask(self, asked: Arrival, body: bytes = b"") -> Client | Beat | Wait | NoAttempt | RunStatus:
+    def ask(self, asked: Arrival, body: bytes = b"") -> Client | Drop | Beat | Wait | NoAttempt | RunStatus:
         """Decide and do. RunStatus: the run stopped."""
         due = self.decide(asked)
         match due:
-            case Beat() | Wait() | NoAttempt():
+            case Drop() | Beat() | Wait() | NoAttempt():
                 return due
             case Ambiguous() | Diverged():
                 status = RunStatus.AMBIGUOUS if isinstance(due, Ambiguous) else RunStatus.DIVERGED

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.exchange import Arrival, Beat, Diverged, Join, NoAttempt, Replay, Send, decide
+from proxy.exchange import Arrival, Beat, Diverged, Drop, Join, NoAttempt, Replay, Send, decide
 from runtime.step import RunStatus
 from tests.core.scenes import LLM, MAIL, READ, REFUND, Scene, arrival, beaten, name, until
 from tests.core.sidecars import Client, Stage
@@ -68,6 +68,21 @@ def test_what_is_no_effect_waits_for_no_beat(asked: Arrival) -> None:
     scene = Scene()
     scene.ask(asked)
     assert scene.decide(asked) == Send(None, 2, 0)
+
+
+@EFFECTS
+def test_who_has_gone_and_was_overtaken_asks_for_nothing_more(asked: Arrival) -> None:
+    """A request that waited for the database, given up meanwhile, after the one that took its place."""
+    scene = Scene()
+    late = replace(beaten(asked), gone=True)
+    assert scene.decide(late) == Send(None, 1, 0)  # who is the first to ask need not wait for the answer
+    scene.ask(asked)
+    assert scene.decide(late) == Drop()
+    assert scene.decide(replace(late, explicit="its own")) == Send(None, 0, 0)
+    assert scene.decide(replace(late, token=b"another", token_is_call=True)) == Send(None, 2, 0)
+    scene.restart()
+    scene.ask(asked)
+    assert scene.decide(late) == Drop()
 
 
 @NO_READ

@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from tests.raw import locked
+from tests.raw import Wire, locked, request, stopped
 from tests.stack import Attempt, Stack
 
 ORDER = {"lines": [{"sku": "tea", "n": 1}], "total": 5}
@@ -45,3 +45,23 @@ def _understood(agent: Attempt) -> None:
     """Several beats pass."""
     for _ in range(60):
         agent.report()
+
+
+def test_who_gave_up_asks_for_nothing_more_than_his_retry_has(shared: Stack, run: str) -> None:
+    """The retry is understood first: what it takes the place of must not become another step."""
+    agent, url = shared.claim(run), shared.url("/any/slow")
+    shared.sandbox.fault(match={"path": "/any/slow"}, hold="slow")
+    asked = request(agent, "POST", url, body=b'{"total": 5}')
+    given_up, retry = Wire.to(agent), Wire.to(agent)
+    retry.send(asked[:9])
+    agent.report()  # both are known to the sidecar
+    with stopped(shared.sidecar):
+        retry.send(asked[9:20])
+        given_up.send(asked)
+        given_up.close()
+        retry.send(asked[20:])
+    with contextlib.suppress(TimeoutError):  # several beats: it would have been sent by then
+        shared.sandbox.wait_for(lambda: len(shared.received("any")) > 1, timeout=0.3)
+    shared.sandbox.release("slow")
+    assert retry.head().startswith(b"HTTP/1.1 200 ")
+    assert len(shared.received("any")) == 1
