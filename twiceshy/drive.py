@@ -14,7 +14,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from twiceshy import wire
+from twiceshy import quiet, wire
+from twiceshy.errors import Stopped
 from twiceshy.operation import PERMIT, Do, Operation, Pause, Try
 
 if TYPE_CHECKING:
@@ -45,6 +46,9 @@ def blocking(operation: Callable[P, Operation[T]]) -> Callable[P, T]:
         except StopIteration as end:
             result: T = end.value
             return result
+        except Stopped:
+            quiet.in_threads()
+            raise
         finally:
             steps.close()
 
@@ -56,6 +60,8 @@ def awaited(operation: Callable[P, Operation[T]]) -> Callable[P, Coroutine[Any, 
 
     @functools.wraps(operation)
     async def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        import asyncio
+
         steps = operation(*args, **kwargs)
         try:
             due = next(steps)
@@ -69,6 +75,9 @@ def awaited(operation: Callable[P, Operation[T]]) -> Callable[P, Coroutine[Any, 
         except StopIteration as end:
             result: T = end.value
             return result
+        except Stopped:
+            quiet.on_loop(asyncio.get_running_loop())
+            raise
         finally:
             steps.close()
 
