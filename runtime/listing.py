@@ -4,21 +4,22 @@ A page ends with a cursor, the place of its last run in the order. The next page
 run twice, and none left out that was there when the first page was read.
 """
 
-import base64
-import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from runtime import attributes, shown
 from runtime.database import Connection, sql
-from runtime.errors import UsageError
+from runtime.errors import NotFound, UsageError
 from runtime.runs import in_transaction
 from runtime.shown import RunRow
 from runtime.step import RunStatus
 
-#: Of a cursor, in characters: more is none of ours.
-CURSOR_MAX = 1000
+#: What a cursor may be.
+CURSOR = re.compile(r"[0-9]{1,17}(\.([2-7][0-9a-f]){1,200})+")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Page:
 @in_transaction
 async def page(connection: Connection, filters: Filters, *, limit: int, cursor: str | None = None) -> Page:
     """A page of at most *limit* runs. Raises UsageError for what is no cursor."""
-    behind = (None, None) if cursor is None else read_cursor(cursor)
+    behind = [None, None] if cursor is None else read_cursor(cursor, keys=1)
     # Which index serves depends on the filters that are given: no plan is right for all of them.
     await connection.execute(sql("custom_plans"))
     rest = (filters.status, filters.agent, filters.created_after, filters.created_before, *behind, limit + 1)
@@ -54,6 +55,21 @@ async def page(connection: Connection, filters: Filters, *, limit: int, cursor: 
         found = await connection.fetch(sql("runs"), *rest)
     runs = [shown.run(row) for row in found[:limit]]
     return Page(runs, make_cursor(runs[-1].created_at, runs[-1].id) if len(found) > limit else None)
+
+
+@in_transaction
+async def line(connection: Connection, run_id: str) -> RunRow:
+    """One run, without input and result. Raises NotFound."""
+    row = await connection.fetchrow(sql("run_line"), run_id)
+    if row is None:
+        raise NotFound(f"there is no run {run_id!r}; twiceshy runs lists them")
+    return shown.run(row)
+
+
+@in_transaction
+async def newest(connection: Connection, run_id: str) -> RunRow:
+    """The run, or the one that it was continued as in the end; without input and result. Raises NotFound."""
+    return await line(connection, await connection.fetchval(sql("newest"), run_id) or run_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,22 +93,15 @@ async def events(connection: Connection, run_id: str, *, behind: int, limit: int
     ]
 
 
-def make_cursor(at: datetime, key: str) -> str:
-    """A place in a list as a word that nobody need understand."""
-    text = json.dumps([at.astimezone(UTC).isoformat(), key])
-    return base64.urlsafe_b64encode(text.encode()).decode("ascii").rstrip("=")
+def make_cursor(at: datetime, *keys: str) -> str:
+    """A place in a list as a word that nobody need understand: microseconds, and the bytes of each key."""
+    moment = (at - _EPOCH) // timedelta(microseconds=1)
+    return ".".join([str(moment), *(key.encode("ascii").hex() for key in keys)])
 
 
-def read_cursor(cursor: str) -> tuple[datetime, str]:
-    """The place that *cursor* stands for. Raises UsageError."""
-    try:
-        if len(cursor) > CURSOR_MAX:
-            raise ValueError
-        padded = cursor.encode("ascii") + b"=" * (-len(cursor) % 4)
-        at, key = json.loads(base64.b64decode(padded, b"-_", validate=True))
-        moment = datetime.fromisoformat(at)
-        if not isinstance(key, str) or not key.isprintable() or moment.tzinfo is None:
-            raise ValueError
-        return moment.astimezone(UTC), key
-    except (ValueError, TypeError, OverflowError, RecursionError):
-        raise UsageError("cursor: not one that a page ended with") from None
+def read_cursor(cursor: str, *, keys: int) -> list[Any]:
+    """The place that *cursor* stands for: a moment and so many keys. Raises UsageError."""
+    moment, *found = cursor.split(".")
+    if not CURSOR.fullmatch(cursor) or len(found) != keys:
+        raise UsageError("cursor: not one that a page ended with")
+    return [_EPOCH + timedelta(microseconds=int(moment)), *(bytes.fromhex(key).decode("ascii") for key in found)]

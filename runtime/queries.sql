@@ -48,7 +48,7 @@ WITH bound AS (
 SELECT b.attempt FROM bound b;
 
 -- fences: where the runs of some fences stand
-SELECT u.id, u.token_hash, u.status, u.sidecar, u.stop_step, u.stop_message, u.attempt, u.uuid,
+SELECT u.id, u.token_hash, u.status, u.sidecar, u.stop_step, u.stop_message, u.attempt, u.uuid, u.continued_as,
        extract(epoch FROM u.lease_expires_at - twiceshy.now())::float8 AS lease_left
 FROM twiceshy.run u WHERE u.id = ANY($1::text[]);
 
@@ -123,8 +123,11 @@ DELETE FROM twiceshy.body b WHERE b.run_id = $1 AND b.id = $2;
 UPDATE twiceshy.attempt t SET tape = $3, replayed = $4, joined = $5, calls_saved = $6, tokens_saved = $7
 WHERE t.run_id = $1 AND t.n = $2;
 
--- input: what a run works on
-SELECT u.input FROM twiceshy.run u WHERE u.id = $1;
+-- about: what a run works on, and how long its history is
+SELECT u.agent, u.input, u.continued_from,
+       (SELECT count(*) FROM twiceshy.step s WHERE s.run_id = u.id) AS steps,
+       (SELECT count(*) FROM twiceshy.event v WHERE v.run_id = u.id) AS events
+FROM twiceshy.run u WHERE u.id = $1;
 
 -- ---- sidecars
 
@@ -446,6 +449,12 @@ JOIN LATERAL (
 JOIN twiceshy.run c ON c.parent = p.id
 WHERE u.id = $1 AND c.status NOT IN ('done', 'failed', 'cancelled') ORDER BY c.id;
 
+-- continue_as_new: a run is done, and goes on as another one (migrations/007_chain.sql)
+SELECT * FROM twiceshy.continue_as_new($1, $2, $3, $4, $5);
+
+-- successor: as whom the run of this token goes on
+SELECT u.continued_as FROM twiceshy.run u WHERE u.id = $1 AND u.token_hash = $2;
+
 -- newest: the newest run of a chain (migrations/007_chain.sql)
 SELECT twiceshy.newest($1);
 
@@ -478,6 +487,14 @@ FROM twiceshy.run u WHERE u.id = $1;
 
 -- custom_plans: what is asked in this transaction is planned for the values that it is asked with
 SELECT set_config('plan_cache_mode', 'force_custom_plan', true);
+
+-- run_line: one run, without input and result
+SELECT u.id, u.uuid, u.agent, u.status, NULL::bytea AS input, NULL::bytea AS result, u.error, u.attempt, u.sidecar, u.counter,
+       u.newest, u.tokened, u.barren, u.for_workers, u.priority, u.not_before, u.stop_step, u.stop_message, u.created_at,
+       u.changed_at, u.ended_at, u.wake_at, u.wake_on, u.parent, u.continued_from, u.continued_as,
+       extract(epoch FROM u.lease_expires_at - twiceshy.now())::float8 AS lease_left,
+       (SELECT json_object_agg(a.name, a.value)::text FROM twiceshy.attribute a WHERE a.run_id = u.id) AS attributes
+FROM twiceshy.run u WHERE u.id = $1;
 
 -- runs: the newest runs behind a place in the list, of one status, agent, span of time, or of any
 SELECT u.id, u.uuid, u.agent, u.status, NULL::bytea AS input, NULL::bytea AS result, u.error, u.attempt, u.sidecar, u.counter,
@@ -539,3 +556,51 @@ WHERE v.run_id = $1 AND v.sent > $2 ORDER BY v.sent LIMIT $3;
 
 -- alive: whether the tables can be read
 SELECT true FROM twiceshy.installation;
+
+-- journal: some steps of a run behind a place, in the order in which they began
+SELECT * FROM (
+    SELECT s.key, s.begun, row_number() OVER (ORDER BY s.begun) AS n, s.attempt, s.kind, s.effect, s.state, s.method, s.url,
+           s.subject, s.begun_at, s.deadline, s.evidence
+    FROM twiceshy.step s WHERE s.run_id = $1
+) s WHERE s.begun > $2 ORDER BY s.begun LIMIT $3;
+
+-- journal_answers: the answers of some steps, with the beginnings of their bodies
+SELECT a.key, a.n, a.attempt, a.status, a.headers, a.size, a.whole, a.finality, a.own, a.tokens, a.recorded_at,
+       substring(coalesce(a.body, (
+           SELECT b.data FROM twiceshy.body b WHERE b.run_id = a.run_id AND b.id = a.body_id AND b.part = 0
+       )) FROM 1 FOR $3) AS beginning
+FROM twiceshy.answer a WHERE a.run_id = $1 AND a.key = ANY($2::text[]) ORDER BY a.key, a.n;
+
+-- tail: what a run's counter has counted since a place: steps begun, answers recorded, events sent
+SELECT t.place, t.what, t.key, t.attempt, t.kind, t.name, t.method, t.url, t.effect, t.status, t.finality, t.tokens, t.at
+FROM (
+    SELECT s.begun AS place, 'step' AS what, s.key, s.attempt, s.kind::text AS kind, s.subject AS name, s.method, s.url,
+           s.effect::text AS effect, NULL::int AS status, NULL AS finality, NULL::bigint AS tokens, s.begun_at AS at
+    FROM twiceshy.step s WHERE s.run_id = $1 AND s.begun > $2
+    UNION ALL
+    SELECT a.recorded, 'answer', a.key, a.attempt, NULL, NULL, NULL, NULL, NULL, a.status::int, a.finality::text, a.tokens,
+           a.recorded_at
+    FROM twiceshy.answer a WHERE a.run_id = $1 AND a.recorded > $2
+    UNION ALL
+    SELECT v.sent, 'event', v.id, NULL, NULL, v.name, NULL, NULL, NULL, NULL, NULL, NULL, v.at
+    FROM twiceshy.event v WHERE v.run_id = $1 AND v.sent > $2
+) t ORDER BY t.place LIMIT $3;
+
+-- patient: how long a count may take, in this transaction
+SELECT set_config('statement_timeout', $1, true);
+
+-- stats_of_runs: how many runs stand how
+SELECT u.status, count(*) AS n FROM twiceshy.run u
+WHERE $1::timestamptz IS NULL OR u.created_at >= $1 GROUP BY u.status;
+
+-- stats_of_attempts: what attempts did, and how many took up what an attempt before them had left
+SELECT count(*) AS attempts, coalesce(sum(t.replayed), 0)::bigint AS replayed, coalesce(sum(t.joined), 0)::bigint AS joined,
+       coalesce(sum(t.calls_saved), 0)::bigint AS calls_saved, coalesce(sum(t.tokens_saved), 0)::bigint AS tokens_saved,
+       count(b.n) AS recoveries
+FROM twiceshy.attempt t LEFT JOIN twiceshy.attempt b
+    ON b.run_id = t.run_id AND b.n = t.n - 1 AND b.outcome IN ('died', 'failed', 'interrupted', 'handed_over')
+WHERE $1::timestamptz IS NULL OR t.started_at >= $1;
+
+-- stats_of_answers: how many answers of models there were, and what they took
+SELECT count(*) AS calls, coalesce(sum(a.tokens), 0)::bigint AS tokens FROM twiceshy.answer a
+WHERE a.tokens > 0 AND ($1::timestamptz IS NULL OR a.recorded_at >= $1);

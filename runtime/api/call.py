@@ -39,6 +39,8 @@ class Call:
 
     house: House
     http: web.Request
+    #: Of the body's members, the text, as it was written.
+    raw: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def settings(self) -> Settings:

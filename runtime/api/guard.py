@@ -20,6 +20,8 @@ def judge(headers: Mapping[str, str], names: frozenset[str]) -> Problem | None:
     origin = headers.get("Origin")
     if origin is not None and origin.lower() not in (f"http://{host.lower()}", f"https://{host.lower()}"):
         return Problem(403, "the API is not for web pages of other origins")
+    if "twiceshy-" in headers.get("Via", ""):
+        return Problem(403, "the API is not for agents by their proxy: they have http://twiceshy.internal/")
     if headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
         return Problem(403, "the API is not for web pages of other origins")
     return None

@@ -1,15 +1,25 @@
 """What goes in and out, as pydantic models: they check, and the OpenAPI document is made from them.
 
-``JsonText`` is JSON that is kept as it was written; of a body, the text of such a member is in ``Body.raw``.
+``JsonText`` is JSON that is kept as it was written; of a body, the text of such a member is in ``Call.raw``.
 """
 
-from collections.abc import Mapping
+import re
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, PrivateAttr, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    RootModel,
+    WithJsonSchema,
+)
 
 from runtime import attributes
+from runtime.approvals import BY_MAX, COMMENT_MAX
 from runtime.queue import KEY_MAX, PRIORITY_MAX
 from runtime.step import RunStatus
 
@@ -21,6 +31,22 @@ class AtMost:
         self.setting = setting
 
 
+def _whole(given: Any) -> Any:
+    """JSON has one kind of number, and ``5.0`` is a whole one; ``true`` and ``"5"`` are none."""
+    if isinstance(given, float) and given.is_integer():
+        return int(given)
+    if isinstance(given, bool | str):
+        raise ValueError("a whole number")
+    return given
+
+
+def _written(given: Any) -> Any:
+    """A moment is written down, and is no number of seconds."""
+    if not isinstance(given, str) or not re.match(r"\d{4}-\d\d-\d\d[Tt ]", given):
+        raise ValueError("a moment as RFC 3339 has it: 2026-01-31T09:00:00Z")
+    return given
+
+
 def _utc(at: datetime) -> datetime:
     try:
         return at.astimezone(UTC)
@@ -29,13 +55,16 @@ def _utc(at: datetime) -> datetime:
 
 
 _NAME = r"^[A-Za-z0-9._~-]{1,200}$"
+#: What a database takes as text.
+_TEXT = r"^[^\x00]*$"
 RunId = Annotated[str, Field(pattern=_NAME, description="id of a run")]
 Name = Annotated[str, Field(pattern=_NAME)]
 AgentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._~-]{1,100}$", description="name of an agent")]
 StepKey = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9._~:/@+=,-]{1,200}$", description="key of a step, as the journal has it")
 ]
-Moment = Annotated[AwareDatetime, AfterValidator(_utc)]
+Moment = Annotated[AwareDatetime, BeforeValidator(_written), AfterValidator(_utc)]
+Whole = Annotated[int, BeforeValidator(_whole)]
 #: In an answer.
 JsonText = Annotated[Any, WithJsonSchema({"description": "any JSON, as it was written"})]
 Attributes = Annotated[
@@ -52,16 +81,6 @@ class Model(BaseModel):
     """Unknown members are an error, on the way in; what goes out is trusted."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Body(Model):
-    """Of a request. ``raw``: the text of each member, as it was written."""
-
-    _raw: Mapping[str, bytes] = PrivateAttr(default_factory=dict)
-
-    def raw(self, name: str) -> bytes | None:
-        """The text of the member *name*; None: it is not there."""
-        return self._raw.get(name)
 
 
 # ---- what is asked for
@@ -83,12 +102,15 @@ class Paging(Model):
     """Query."""
 
     limit: Annotated[int, Field(ge=1, description="how many at most"), AtMost("api_page_max")] = 50
-    cursor: Annotated[str | None, Field(description="`next` of the page before")] = None
+    cursor: Annotated[str | None, Field(pattern=r"^[0-9]{1,18}$", description="`next` of the page before")] = None
 
 
 class RunFilters(Paging):
     """Query."""
 
+    cursor: Annotated[
+        str | None, Field(pattern=r"^[0-9]{1,17}\.([2-7][0-9a-f]){1,200}$", description="`next` of the page before")
+    ] = None
     status: Statuses | None = None
     agent: AgentName | None = None
     attribute: Annotated[
@@ -105,6 +127,31 @@ class Waiting(Model):
     timeout: Annotated[
         float, Field(ge=0, description="seconds to wait for the end; longer than the setting `api_wait_max`: so long")
     ] = 0.0
+
+
+class ApprovalFilters(Paging):
+    """Query."""
+
+    cursor: Annotated[
+        str | None,
+        Field(pattern=r"^[0-9]{1,17}(\.([2-7][0-9a-f]){1,200}){2}$", description="`next` of the page before"),
+    ] = None
+    run: RunId | None = None
+    name: Name | None = None
+
+
+class OfApproval(OfRun):
+    """Path."""
+
+    approval: Annotated[
+        str, Field(pattern=r"^[A-Za-z0-9._~:/@+=,-]{1,200}$", description="its id, or its name while that is enough")
+    ]
+
+
+class Since(Model):
+    """Query."""
+
+    since: Annotated[Moment | None, Field(description="of what began then or later; of all without it")] = None
 
 
 class IdempotencyKey(Model):
@@ -128,17 +175,17 @@ class LastEventId(Model):
     ] = None
 
 
-class StartRun(Body):
+class StartRun(Model):
     """A run to be started."""
 
     agent: AgentName
     input: JsonText = None
     run: RunId | None = None
-    priority: Annotated[int, Field(ge=-PRIORITY_MAX, le=PRIORITY_MAX, strict=True)] = 0
+    priority: Annotated[Whole, Field(ge=-PRIORITY_MAX, le=PRIORITY_MAX)] = 0
     attributes: Attributes = {}
 
 
-class SendEvent(Body):
+class SendEvent(Model):
     """An event, which one wait for its name takes."""
 
     name: Name
@@ -146,24 +193,45 @@ class SendEvent(Body):
     payload: JsonText = None
 
 
-class Resolve(Body):
-    """What happened at a step whose outcome is not known."""
+class AssumeDone(Model):
+    """It happened, and the agent gets the answer given here; what is left out, the rule of the request says."""
 
-    how: Annotated[
-        Literal["assume_done", "send_again"],
-        Field(description="`assume_done`: it happened, and the agent gets the answer given here; `send_again`: not"),
-    ]
-    status: Annotated[int | None, Field(ge=200, le=599, strict=True, description="of the answer")] = None
+    how: Literal["assume_done"]
+    status: Annotated[Whole | None, Field(ge=200, le=599)] = None
     headers: Annotated[
         dict[
             Annotated[str, Field(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,200}$")],
             Annotated[str, Field(pattern=r"^[\t -~]{0,8000}$")],
         ],
-        Field(max_length=100, description="of the answer"),
+        Field(max_length=100),
     ] = {}
-    body: Annotated[
-        JsonText, Field(description="of the answer: a string is the text itself, all else JSON as it is written")
-    ] = None
+    body: Annotated[JsonText, Field(description="a string is the text itself, all else JSON as it is written")] = None
+
+
+class SendAgain(Model):
+    """It did not happen: it is sent when the next attempt asks for it."""
+
+    how: Literal["send_again"]
+
+
+class Resolve(RootModel[Annotated[AssumeDone | SendAgain, Field(discriminator="how")]]):
+    """What happened at a step whose outcome is not known."""
+
+
+class ForkRun(Model):
+    """Where to fork a run."""
+
+    before: Annotated[Whole, Field(ge=1, le=10**9, description="number of the first step that is done anew, from 1")]
+    run: Annotated[RunId | None, Field(description="id of the new run")] = None
+    preview: Annotated[bool, Field(strict=True, description="only say what would be")] = False
+
+
+class Decide(Model):
+    """A person's word."""
+
+    decision: Literal["approve", "decline"]
+    by: Annotated[str | None, Field(max_length=BY_MAX, pattern=_TEXT, description="who says so")] = None
+    comment: Annotated[str | None, Field(max_length=COMMENT_MAX, pattern=_TEXT)] = None
 
 
 # ---- what is answered
@@ -234,6 +302,22 @@ class Standing(Model):
     was: RunStatus | None = None
 
 
+class ForkStep(Model):
+    """A step of the run that is forked. ``n``: its number."""
+
+    n: int
+    key: str
+    shown: str
+
+
+class Forked(Model):
+    """``run``: the new one, null in a preview; what it replays, and what of the other run it has not."""
+
+    run: str | None
+    replayed: list[ForkStep]
+    sent: list[ForkStep]
+
+
 class EventSent(Model):
     """``fresh`` false: it was sent before, under this id, with this payload."""
 
@@ -257,6 +341,130 @@ class EventPage(Model):
 
     events: list[Event]
     next: str | None
+
+
+class Approval(Model):
+    """What a run waits for a person to decide. ``id``: the key of the step that asks."""
+
+    run: str
+    id: str
+    name: str
+    request: JsonText
+    asked_at: datetime
+    deadline: datetime | None
+
+
+class ApprovalPage(Model):
+    """Some approvals that nobody has decided, the oldest first."""
+
+    approvals: list[Approval]
+    next: str | None
+
+
+class Decision(Model):
+    """What was decided, and by whom."""
+
+    id: str
+    name: str
+    decision: Literal["approve", "decline"]
+    by: str | None
+    comment: str | None
+    at: datetime
+
+
+class JournalAnswer(Model):
+    """What came of a step, once. ``own``: the sidecar's, or a person's; ``body``: its beginning, if it is text."""
+
+    n: int
+    attempt: int
+    status: int
+    headers: list[tuple[str, str]]
+    body: str | None
+    size: int
+    whole: bool
+    finality: str
+    own: bool
+    tokens: int
+    recorded_at: datetime
+
+
+class JournalStep(Model):
+    """A step. ``n``: its number, from 1; ``attempt``: that began it; ``name``: of one that is no request."""
+
+    key: str
+    n: int
+    attempt: int
+    kind: str
+    name: str | None
+    effect: str
+    state: str
+    method: str
+    url: str
+    begun_at: datetime
+    deadline: datetime | None
+    evidence: str | None
+    answers: list[JournalAnswer]
+
+
+class JournalPage(Model):
+    """Some steps of a run, in the order in which they began."""
+
+    steps: list[JournalStep]
+    next: str | None
+
+
+class Timeline(BaseModel):
+    """A run's tape."""
+
+    model_config = ConfigDict(extra="allow")
+
+    run: str
+    agent: str
+    status: RunStatus
+    totals: dict[str, int]
+    attempts: list[dict[str, Any]]
+    steps: list[dict[str, Any]]
+
+
+class Attempt(Model):
+    """One execution of the agent's program; what it did, as its sidecar saw it."""
+
+    n: int
+    kind: str
+    host: str
+    sidecar: str | None
+    started_at: datetime
+    ended_at: datetime | None
+    outcome: str | None
+    exit_code: int | None
+    live: int
+    replayed: int
+    joined: int
+    drift: int
+    calls_saved: int
+    tokens_saved: int
+    hints: list[str]
+
+
+class Attempts(Model):
+    """The attempts of a run."""
+
+    attempts: list[Attempt]
+
+
+class Stats(Model):
+    """Sums. ``runs``: by status."""
+
+    runs: dict[str, int]
+    attempts: int
+    recoveries: int
+    replayed: int
+    joined: int
+    llm_calls: int
+    tokens: int
+    llm_calls_saved: int
+    tokens_saved: int
+    money_saved: Annotated[float | None, Field(description="an estimate, at the setting `token_price`")]
 
 
 class Agent(Model):

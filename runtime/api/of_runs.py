@@ -3,13 +3,14 @@
 import time
 from typing import Any
 
-from runtime import attributes, events, listing, queue, runs, settling, verbs
+from runtime import attributes, events, forks, listing, queue, runs, settling, verbs
 from runtime.agents import check_input, declared
 from runtime.api import models
 from runtime.api.call import Call
 from runtime.api.json_text import stored
 from runtime.api.problems import Problem
 from runtime.api.routes import Answer, Routes
+from runtime.errors import UsageError
 from runtime.shown import RunRow
 from runtime.step import RunStatus
 
@@ -43,21 +44,24 @@ def _shown(row: RunRow) -> dict[str, Any]:
         "parked": models.ParkedUntil(until=row.wake_at, events=list(row.wake_on or ()))
         if row.status is RunStatus.PARKED
         else None,
-        "parent": getattr(row, "parent", None),
-        "continued_from": getattr(row, "continued_from", None),
-        "continued_as": getattr(row, "continued_as", None),
+        "parent": row.parent,
+        "continued_from": row.continued_from,
+        "continued_as": row.continued_as,
     }
 
 
-@ROUTES.add("POST", "/v1/runs", {201: models.Run, 200: models.Run}, problems=(409,))
+@ROUTES.add("POST", "/v1/runs", {201: models.Run, 200: models.Run}, problems=(404, 409), gives={"run": "/id"})
 async def start_run(call: Call, headers: models.IdempotencyKey, body: models.StartRun) -> Answer:
     """Start a run, once.
 
     It is queued for the workers. Equal starts under one `Idempotency-Key` are one run; another start under that key is
     refused with 409. The agent must be declared, and the input fit its schema.
     """
-    table = declared(call.house.agents(), body.agent)
-    given = body.raw("input")
+    try:
+        table = declared(call.house.agents(), body.agent)
+    except UsageError as error:
+        raise Problem(404, str(error)) from error
+    given = call.raw.get("input")
     given = None if given == _NULL else given
     if given is not None and len(given) > call.settings.input_max:
         raise Problem(413, f"the input has {len(given)} bytes, more than input_max ({call.settings.input_max})")
@@ -104,24 +108,24 @@ async def wait_for_result(call: Call, path: models.OfRun, query: models.Waiting)
     run, known = path.run, None
     while True:
         async with call.connection() as connection:
-            row = await runs.get_run(connection, run)
-        if following := getattr(row, "continued_as", None):
-            run, known = following, None
-            continue
-        left = until - time.monotonic()
-        if row.status.ended or left <= 0 or call.house.ending.is_set():
-            found = models.Result(run=row.id, status=row.status, result=stored(row.result), error=row.error)
-            return Answer(found, 200 if row.status.ended else 202)
-        # What was read here may be younger than the first look; a second one follows at once then.
+            row = await listing.newest(connection, run)
+            left = until - time.monotonic()
+            if row.status.ended or left <= 0 or call.house.ending.is_set():
+                result = (await runs.get_run(connection, row.id)).result if row.status.ended else None
+                found = models.Result(run=row.id, status=row.status, result=stored(result), error=row.error)
+                return Answer(found, 200 if row.status.ended else 202)
+        known = known if row.id == run else None
+        run = row.id
+        # What was read above may be older than the first look: then that is a change, and it is read once more.
         known = await call.house.watch.changed(run, known, left) or known
 
 
 @ROUTES.add("GET", "/v1/runs/{run}/events", {200: models.EventPage}, problems=(404,))
 async def list_events(call: Call, path: models.OfRun, query: models.Paging) -> Answer:
     """List the events of a run, in the order in which they came."""
-    behind = -1 if query.cursor is None else _place(query.cursor)
+    behind = -1 if query.cursor is None else place(query.cursor)
     async with call.connection() as connection:
-        await runs.get_run(connection, path.run)
+        await listing.line(connection, path.run)
         found = await listing.events(connection, path.run, behind=behind, limit=query.limit + 1)
     shown = [
         models.Event(name=each.name, id=each.id, payload=stored(each.payload), at=each.at, taken_by=each.taken_by)
@@ -131,7 +135,7 @@ async def list_events(call: Call, path: models.OfRun, query: models.Paging) -> A
     return Answer(models.EventPage(events=shown, next=str(found[query.limit - 1].sent) if more else None))
 
 
-def _place(cursor: str) -> int:
+def place(cursor: str) -> int:
     """A place in the order of one run's steps, answers and events."""
     if not (cursor.isascii() and cursor.isdecimal() and len(cursor) <= 18):
         raise Problem(422, "query.cursor: not one that a page ended with")
@@ -145,7 +149,7 @@ async def send_event(call: Call, path: models.OfRun, body: models.SendEvent) -> 
     It may come before, during or after the wait for it, and is taken once. 200: it was sent before, under this `id` and
     with this payload; under it another payload is refused with 409.
     """
-    payload = body.raw("payload") or _NULL
+    payload = call.raw.get("payload") or _NULL
     async with call.connection() as connection:
         sent = await events.send(connection, path.run, body.name, payload, body.id, limit=call.settings.payload_max)
     return Answer(models.EventSent(name=body.name, id=sent.id, fresh=sent.fresh), 201 if sent.fresh else 200)
@@ -176,22 +180,43 @@ async def retry_run(call: Call, path: models.OfRun) -> Answer:
     return Answer(models.Standing(run=path.run, status=status))
 
 
+@ROUTES.add("POST", "/v1/runs/{run}/fork", {201: models.Forked, 200: models.Forked}, problems=(404, 409))
+async def fork_run(call: Call, path: models.OfRun, body: models.ForkRun) -> Answer:
+    """Fork a run before one of its steps.
+
+    A new run gets what was answered before that step, and does the rest anew, under new keys. 200: a preview.
+    """
+    async with call.connection() as connection:
+        made = await forks.fork(connection, path.run, before=body.before, run_id=body.run, preview=body.preview)
+    shown = models.Forked(
+        run=made.run,
+        replayed=[models.ForkStep(n=step.n, key=step.key, shown=step.shown) for step in made.replayed],
+        sent=[models.ForkStep(n=step.n, key=step.key, shown=step.shown) for step in made.sent],
+    )
+    return Answer(shown, 200 if made.run is None else 201)
+
+
 @ROUTES.add("POST", "/v1/runs/{run}/steps/{step}/resolve", {200: models.Standing}, problems=(404, 409))
 async def resolve_step(call: Call, path: models.OfStep, body: models.Resolve) -> Answer:
     """Settle a step whose outcome is not known.
 
     Settling the last open one lets the run go on.
     """
-    text = body.raw("body")
-    if isinstance(body.body, str):
-        try:
-            text = body.body.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise Problem(422, "body.body: a lone surrogate is no text") from error
-    headers = tuple((name.encode("ascii"), value.strip().encode("ascii")) for name, value in body.headers.items())
-    given = settling.Given(body.status, headers, text)
+    answer = body.root
+    given = settling.Given() if isinstance(answer, models.SendAgain) else _given(answer, call.raw.get("body"))
     async with call.connection() as connection:
-        status = await settling.settle(connection, path.run, path.step, body.how, given, call.house.assume)
+        status = await settling.settle(connection, path.run, path.step, answer.how, given, call.house.assume)
         if status is RunStatus.QUEUED and (await runs.get_run(connection, path.run)).for_workers:
             await queue.hint(connection, path.run)
     return Answer(models.Standing(run=path.run, status=status))
+
+
+def _given(answer: models.AssumeDone, text: bytes | None) -> settling.Given:
+    """What a person says that the answer was; *text*: its body, as it is written."""
+    if isinstance(answer.body, str):
+        try:
+            text = answer.body.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise Problem(422, "body.body: a lone surrogate is no text") from error
+    headers = tuple((name.encode("ascii"), value.strip().encode("ascii")) for name, value in answer.headers.items())
+    return settling.Given(answer.status, headers, text)

@@ -38,7 +38,7 @@ def document(routes: Sequence[Route], settings: Settings, version: str) -> dict[
     schema_of: Schemas = {model: schema for (model, _), schema in named.items()}
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
-        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schema_of, settings)
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schema_of, settings, routes)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -68,7 +68,7 @@ def _name(model: type[BaseModel]) -> str:
     return model.__name__
 
 
-def _operation(route: Route, schema_of: Schemas, settings: Settings) -> dict[str, Any]:
+def _operation(route: Route, schema_of: Schemas, settings: Settings, routes: Sequence[Route]) -> dict[str, Any]:
     summary, rest = route.words
     found: dict[str, Any] = {"operationId": route.name, "summary": summary, "tags": [route.tag]}
     if rest:
@@ -87,12 +87,26 @@ def _operation(route: Route, schema_of: Schemas, settings: Settings) -> dict[str
         needed = any(info.is_required() for info in body.model_fields.values())
         found["requestBody"] = {"required": needed, "content": {"application/json": {"schema": schema_of[body]}}}
     found["responses"] = {
-        str(status): _response(status, model, schema_of) for status, model in sorted(route.answers.items())
+        str(status): _response(status, model, schema_of) | _links(route, routes)
+        for status, model in sorted(route.answers.items())
     } | {
         str(status): {"$ref": f"#/components/responses/{status}"}
         for status in sorted({*ALWAYS, *route.problems, *_more(route)})
     }
     return found
+
+
+def _links(route: Route, routes: Sequence[Route]) -> dict[str, Any]:
+    """To the operations whose paths take what *route* answers."""
+    found = {
+        each.name: {
+            "operationId": each.name,
+            "parameters": {name: f"$response.body#{route.gives[name]}" for name in names},
+        }
+        for each in routes
+        if (names := set(re.findall(r"\{(\w+)\}", each.path))) and names <= route.gives.keys()
+    }
+    return {"links": found} if found else {}
 
 
 def _more(route: Route) -> list[int]:

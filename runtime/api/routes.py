@@ -37,7 +37,10 @@ Handler = Callable[..., Awaitable[Answer | web.StreamResponse]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One operation. *answers*: by status, the model of the body, or its media type. *problems*: statuses besides."""
+    """One operation. *answers*: by status, the model of the body, or its media type. *problems*: statuses besides.
+
+    *gives*: where in the answer is what other operations take in their paths, by the name that it has there.
+    """
 
     method: str
     path: str
@@ -46,6 +49,7 @@ class Route:
     problems: Sequence[int] = ()
     tag: str = "runs"
     keyless: bool = False
+    gives: Mapping[str, str] = field(default_factory=dict)
 
     def model(self, place: str) -> type[BaseModel] | None:
         """Of what comes in *place*; None: nothing does."""
@@ -128,11 +132,12 @@ class Routes:
         *,
         problems: Sequence[int] = (),
         keyless: bool = False,
+        gives: Mapping[str, str] | None = None,
     ) -> Callable[[Handler], Handler]:
         """Declare the operation that a handler does."""
 
         def declare(handler: Handler) -> Handler:
-            self.all.append(Route(method, path, handler, answers, problems, self.tag, keyless))
+            self.all.append(Route(method, path, handler, answers, problems, self.tag, keyless, gives or {}))
             return handler
 
         return declare

@@ -17,7 +17,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 import twiceshy
 from runtime.agents import AgentTable
-from runtime.api import guard, keys, of_house, of_runs, openapi, problems
+from runtime.api import guard, keys, of_approvals, of_house, of_runs, of_shown, openapi, problems, tail
 from runtime.api.call import Call, House
 from runtime.api.json_text import encode, members
 from runtime.api.problems import Problem
@@ -31,7 +31,11 @@ from runtime.settling import Assume
 
 log = logging.getLogger("twiceshy.api")
 
-ROUTES: tuple[Route, ...] = (*of_runs.ROUTES.all, *of_house.ROUTES.all)
+ROUTES: tuple[Route, ...] = tuple(
+    route
+    for routes in (of_runs.ROUTES, of_shown.ROUTES, tail.ROUTES, of_approvals.ROUTES, of_house.ROUTES)
+    for route in routes.all
+)
 #: Seconds for a body to come.
 BODY_WITHIN = 60.0
 #: Seconds for what is being answered when the process is to end.
@@ -123,9 +127,7 @@ def _answering(house: House, route: Route) -> Step:
         if route.method == "POST":
             values["body"], raw = await _body(house.settings, route, http)
         arguments = route.arguments(values, house.settings)
-        if "body" in arguments:
-            arguments["body"]._raw = raw  # type: ignore[attr-defined]
-        found = await route.handler(Call(house, http), **arguments)
+        found = await route.handler(Call(house, http, raw), **arguments)
         if isinstance(found, Answer):
             return web.Response(
                 status=found.status, body=encode(found.content), content_type="application/json", headers=found.headers
@@ -225,8 +227,8 @@ async def serve(
             claiming.cancel()
             await asyncio.gather(claiming, return_exceptions=True)
         house.ending.set()
+        await house.watch.end()
         await runner.cleanup()
-        await house.watch.close()
         await store.close()
 
 

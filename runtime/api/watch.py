@@ -37,6 +37,7 @@ class Watch:
         self._seen: dict[str, Look] = {}
         self._news = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
+        self._ended = False
 
     async def changed(self, run_id: str, known: Look | None, timeout: float) -> Look | None:
         """How the run stands as soon as that is not as *known*; None: it is, after *timeout* seconds."""
@@ -45,8 +46,8 @@ class Watch:
             self._task = asyncio.create_task(self._look())
         try:
             async with asyncio.timeout(timeout), self._news:
-                await self._news.wait_for(lambda: self._seen.get(run_id, known) != known)
-                return self._seen[run_id]
+                await self._news.wait_for(lambda: self._ended or self._seen.get(run_id, known) != known)
+                return None if self._ended else self._seen[run_id]
         except TimeoutError:
             return None
         finally:
@@ -55,8 +56,11 @@ class Watch:
                 del self._waiting[run_id]
                 self._seen.pop(run_id, None)
 
-    async def close(self) -> None:
-        """Look no more."""
+    async def end(self) -> None:
+        """Look no more; those who wait, wait no longer."""
+        async with self._news:
+            self._ended = True
+            self._news.notify_all()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})

@@ -85,8 +85,8 @@ async def api(dsn: str, settings: Settings, tmp_path: Path) -> AsyncIterator[Api
         made = Api(house, f"http://127.0.0.1:{port}", key, session)
         yield made
     house.ending.set()
+    await house.watch.end()
     await runner.cleanup()
-    await house.watch.close()
     await store.close()
     assert 500 not in made.statuses
 

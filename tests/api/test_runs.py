@@ -59,7 +59,7 @@ async def test_bad_input_is_refused_at_the_start(api: Api) -> None:
     assert status == 422
     assert "$.order" in problem["detail"]
     status, problem = await api.ask("POST", "/v1/runs", {"agent": "nobody"})
-    assert status == 422
+    assert status == 404
     assert "refund" in problem["detail"]
     assert (await api.get("/v1/runs"))["runs"] == []
     assert [each["name"] for each in (await api.get("/v1/agents"))["agents"]] == ["a", "refund"]
