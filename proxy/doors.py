@@ -135,7 +135,8 @@ class Door(Line, asyncio.Protocol):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, third)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, third)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        # A dead host is known after one lease, so that its run may be taken over after two.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
         self._begin()
 
     def data_received(self, data: bytes) -> None:
@@ -234,6 +235,7 @@ class Door(Line, asyncio.Protocol):
                 self._past.feed_eof()
             self._wake()
             return self._under is None  # TLS has no halves that could be closed
+        self.look()  # a reset may have followed
         self._end()
         if self._inner is not None:
             self._inner.eof_received()
@@ -243,7 +245,7 @@ class Door(Line, asyncio.Protocol):
         self._house.doors.discard(self)
         if isinstance(exc, OSError):
             self._was_reset()
-        self.look()  # a reset may have followed a FIN, or what ends TLS
+        self.look()
         self.on_reset = None
         self._end()
         if self._under is not None and self._fd >= 0:

@@ -66,7 +66,7 @@ class SidecarProcess:
 
     def __init__(
         self, dsn: str, folder: Path, port: int = 0, path: Path = PROJECT, python: str = sys.executable,
-        module: str = "proxy.sidecar", **settings: Any,
+        module: str = "proxy.sidecar", host: str = "127.0.0.1", **settings: Any,
     ) -> None:  # fmt: skip
         self.folder = folder
         environment = {
@@ -82,7 +82,7 @@ class SidecarProcess:
         self.log = folder / "sidecar.log"
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [python, "-m", module, "--folder", str(folder), "--port", str(port)],
+                [python, "-m", module, "--folder", str(folder), "--host", host, "--port", str(port)],
                 stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL, env=environment, cwd=path,
             )  # fmt: skip
         assert self.process.stdout is not None

@@ -12,11 +12,8 @@ import time
 
 import pytest
 
-from runtime import queue
-from runtime.database import connect
 from tests.kill.launchers import until
 from tests.kill.works import INPUT, Works
-from tests.stack import wait_apart
 
 # ---- a worker at work
 
@@ -313,27 +310,3 @@ def test_whoever_dies_every_mail_is_written_once(works: Works) -> None:
         time.sleep(0.3)
     assert works.mails() == sorted((run, text) for run in runs for text in ("first", "second", "third"))
     assert min(deaths.values()) > 0
-
-
-@pytest.mark.check_all
-def test_orphans_of_a_dead_host_are_done_once_by_two_workers_that_start_at_once(works: Works) -> None:
-    works.declare('write("first"); write("second")')
-    runs = works.queue(*map(str, range(100)))
-
-    async def orphan() -> None:
-        connection = await connect(works.world.dsn, name="test")
-        try:
-            while await queue.claim_next(
-                connection, ["a"], worker="gone", host="elsewhere", folder="/state", lease=0.5
-            ):
-                pass
-        finally:
-            await connection.close()
-
-    wait_apart(orphan())
-    for _ in range(2):
-        works.worker("--slots", "4", lease=8)
-    works.comes("done", *runs, seconds=400)
-    assert works.mails() == sorted((run, text) for run in runs for text in ("first", "second"))
-    told = "".join(log.read_text() for log in works.logs.values())
-    assert {tuple(works.world.outcomes(run)) for run in runs} == {("died", "done")}, told
