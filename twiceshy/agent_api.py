@@ -120,7 +120,7 @@ def should_continue_as_new() -> Operation[bool]:
 def continue_as_new(given: Any = None) -> Operation[NoReturn]:
     """End this run, and go on as a new one with *given* as its input and the events that nobody has read."""
     reply = yield from ask("POST", "/continue", dump({"input": given}, "the input"))
-    raise Continued(reply.json()["run"])
+    raise Continued(f"this run goes on as run {reply.json()['run']}")
 
 
 # ---- other runs

@@ -62,13 +62,9 @@ class Parked(Stopped):
 
 
 class Continued(Stopped):
-    """The run has ended and goes on as ``run``."""
+    """The run has ended and goes on as another one."""
 
     exit_code = 0
-
-    def __init__(self, run: str) -> None:
-        super().__init__(f"goes on as run {run}")
-        self.run = run
 
 
 class Fenced(Stopped):
@@ -141,6 +137,7 @@ class InvalidAnswer(ValueError):
 #: Code of a refusal that ends the attempt -> what is raised.
 STOPS: dict[str, type[Stopped]] = {
     "parked": Parked,
+    "continued": Continued,
     "fenced": Fenced,
     "sidecar-changed": Fenced,
     "not-running": Fenced,

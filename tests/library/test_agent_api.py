@@ -92,7 +92,8 @@ def test_continuing_as_new_ends_the_process_with_0() -> None:
     with pytest.raises(SystemExit) as ended:
         script.play(agent_api.continue_as_new({"n": 1}))
     assert (ended.value.code, script.asked) == (0, [("POST", "/continue", {"input": {"n": 1}})])
-    assert isinstance(ended.value, errors.Continued) and ended.value.run == "next"
+    assert isinstance(ended.value, errors.Continued)
+    assert str(ended.value) == "this run goes on as run next"
 
 
 # ---- steps
@@ -219,6 +220,7 @@ def test_who_is_never_answered_hears_why() -> None:
     ("code", "kind", "exit_code"),
     [
         ("parked", errors.Parked, 75),
+        ("continued", errors.Continued, 0),
         ("fenced", errors.Fenced, "because"),
         ("sidecar-changed", errors.Fenced, "because"),
         ("not-running", errors.Fenced, "because"),
