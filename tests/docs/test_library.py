@@ -27,6 +27,5 @@ def test_what_is_no_excerpt_is_a_program() -> None:
 
 
 def test_every_name_is_documented() -> None:
-    unsaid = [name for name in twiceshy.__all__ if not re.search(rf"\b{name}\b", PAGE)]
-    assert sorted(unsaid) == ["Approval", "ChildFailed", "Event"]
+    assert [name for name in twiceshy.__all__ if not re.search(rf"\b{name}\b", PAGE)] == []
     assert set(aio.__all__) < {*twiceshy.__all__}

@@ -22,6 +22,7 @@ def test_the_path_has_it_typed_and_nothing_else(tmp_path: Path) -> None:
     site = lay_out(tmp_path).site
     assert {path.name for path in site.iterdir()} == {"sitecustomize.py", "preload.cjs", "twiceshy"}
     assert (site / "twiceshy" / "py.typed").exists()
+    environment = {"PYTHONPATH": str(site)}
     program = "import twiceshy, twiceshy.aio; print(twiceshy.__file__, twiceshy.step.__name__)"
     done = subprocess.run(
         [sys.executable, "-S", "-c", program],
