@@ -24,11 +24,6 @@ def test_the_path_has_it_typed_and_nothing_else(tmp_path: Path) -> None:
     assert (site / "twiceshy" / "py.typed").exists()
     environment = {"PYTHONPATH": str(site)}
     program = "import twiceshy, twiceshy.aio; print(twiceshy.__file__, twiceshy.step.__name__)"
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", program],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(site)},
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-S", "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == (f"{site}/twiceshy/__init__.py step\n", "")
