@@ -214,6 +214,13 @@ def _apply(tape: Tape, step: Step, row: AnswerRow | None, state: State | None) -
         step.exchange = None
 
 
+def continued(run_id: str, successor: str) -> Refusal:
+    """The words for whoever has a run that went on as *successor*."""
+    return Refusal(
+        "continued", f"Run {run_id} is done: it goes on as run {successor}. This process should end.", run_id
+    )
+
+
 def refusal_of(run_id: str, outcome: Fenced | Stopped) -> Refusal:
     """The words for a request that the journal does not let act."""
     if isinstance(outcome, Fenced):
@@ -235,6 +242,8 @@ def refusal_of(run_id: str, outcome: Fenced | Stopped) -> Refusal:
         return Refusal(code, outcome.message or f"Run {run_id} is stopped.", run_id, outcome.step)
     if outcome.status is RunStatus.PARKED:
         return Refusal("parked", f"Run {run_id} is parked: it waits, and its agent is started again then.", run_id)
+    if outcome.continued_as is not None:
+        return continued(run_id, outcome.continued_as)
     return Refusal(
         "not-running",
         f"Run {run_id} is {outcome.status}, not running. Nothing was sent. `twiceshy show {run_id}` tells more.",

@@ -12,6 +12,7 @@ from proxy.admission import Admission
 from proxy.asked_back import Response
 from proxy.attempts import Attempts, Run
 from proxy.children import Children
+from proxy.continuing import told
 from proxy.doors import NO_TUNNEL_HERE, Written, door_of
 from proxy.identity import Addressed
 from proxy.journalled import Journalled, read_apart
@@ -25,6 +26,7 @@ from proxy.websockets import WebSockets
 from runtime.errors import DatabaseAway, Unreadable
 from runtime.failpoints import reach
 from runtime.step import Effect
+from runtime.tokens import hash_token
 
 log = logging.getLogger("twiceshy.handler")
 
@@ -105,7 +107,7 @@ class Handler:
         if came is None:
             return await self._let_pass(http, addressed, client)
         if isinstance(came, Refusal):
-            return came
+            return await self._continued(http, addressed, client, came)
         run, request = came
         reach("read-whole")
         if not internal.is_of_launchers(request):
@@ -154,9 +156,23 @@ class Handler:
             asked = replace(asked, token=None if addressed.named is None else addressed.named.token)
             return await self._serve(run, own.as_json(request), asked.rule, addressed, client, asked)
         head, answer = await internal.answer(
-            run, request, self._attempts, self._shell.journal, self._journalled.permits
+            run, request, self._attempts, self._shell.journal, self._journalled.permits, self._settings
         )
         await relay.give(client, head, answer)
+        return None
+
+    async def _continued(
+        self, http: web.BaseRequest, addressed: Addressed, client: Client, refusal: Refusal
+    ) -> Refusal | None:
+        """Give *refusal*; but who asks once more to continue is told again as whom the run goes on."""
+        named, target = addressed.named, addressed.target
+        asked = (http.method, target.host, target.target) == ("POST", identity.INTERNAL, "/continue")
+        if not asked or named is None or named.token is None or refusal.code not in ("continued", "not-running"):
+            return refusal
+        successor = await self._shell.journal.successor(named.run, hash_token(named.token))
+        if successor is None or isinstance(await self._read(http, client), Refusal):
+            return refusal
+        await relay.give(client, internal.TOLD, told(successor))
         return None
 
     async def _serve(

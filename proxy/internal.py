@@ -1,11 +1,12 @@
 """``http://twiceshy.internal/``: what an agent or its launcher asks the sidecar itself (DESIGN §6).
 
-GET  /run       this run: id, attempt, input
+GET  /run       this run: id, attempt, agent, input, how many steps it has, and what it continues
 GET  /attempt   what the attempt did so far (runtime.tape), how many exchanges are still out, and since
                 when nothing came from it, in seconds (a question of its launcher's)
 GET  /steps/KEY what is recorded of a local step; 204 while that is open
 PUT  /steps/KEY what came of a local step (proxy.permits): {"output": …}, {"error": …}, or {"error": …, "again": true}
 POST /steps/KEY/heartbeat   the step is being done; {"progress": …}: how far it is
+POST /continue  the run is done, and goes on as another one (proxy.continuing)
 PUT  /result    the run's result, JSON; the last one counts. An attempt that no launcher watches ends with it as done
 
 ``doctor.twiceshy.internal``, and any name below it, answers every GET with who is speaking and who answers: whoever
@@ -16,6 +17,7 @@ import json
 from urllib.parse import unquote
 
 from proxy.attempts import Attempts, Run
+from proxy.continuing import continue_as_new
 from proxy.identity import INTERNAL
 from proxy.incoming import Head
 from proxy.message import Request
@@ -24,13 +26,15 @@ from proxy.refusals import Refusal, ways_out
 from runtime import payload
 from runtime.errors import UsageError
 from runtime.journal import Journal
+from runtime.settings import Settings
 
 DOCTOR = f"doctor.{INTERNAL}"
-_JSON = ((b"Content-Type", b"application/json"),)
+#: The head of an answer that says something.
+TOLD = Head(200, b"OK", ((b"Content-Type", b"application/json"),))
 
 
 async def answer(
-    run: Run, request: Request, attempts: Attempts, journal: Journal, permits: Permits
+    run: Run, request: Request, attempts: Attempts, journal: Journal, permits: Permits, settings: Settings
 ) -> tuple[Head, bytes]:
     """Answer *request* of *run*. Raises DatabaseAway."""
     found: bytes | Refusal | tuple[Head, bytes]
@@ -41,9 +45,7 @@ async def answer(
             await attempts.save(run)
             found = json.dumps(run.report() | {"idle": run.idle}).encode("ascii")
         case "GET", "/run":
-            text = await journal.input(run.run_id)
-            shown = {"run": run.run_id, "attempt": run.tape.attempt}
-            found = json.dumps(shown)[:-1].encode("ascii") + b', "input": ' + (text or b"null") + b"}"
+            found = await _about(run, journal, settings)
         case "POST", path if path.startswith("/steps/") and path.endswith("/heartbeat"):
             key = unquote(path.removeprefix("/steps/").removesuffix("/heartbeat"))
             found = await permits.beat(run, key, request.body)
@@ -51,6 +53,8 @@ async def answer(
             found = await permits.recorded(run, unquote(path.removeprefix("/steps/")))
         case "PUT", path if path.startswith("/steps/"):
             found = await permits.finish(run, unquote(path.removeprefix("/steps/")), request.body)
+        case "POST", "/continue":
+            found = await continue_as_new(run, request.body, journal, settings)
         case "PUT", "/result":
             found = await _result(run, request.body, attempts, journal)
         case method, path:
@@ -59,12 +63,23 @@ async def answer(
         return Head(found.status, found.reason, found.headers()), found.body()
     if isinstance(found, tuple):
         return found
-    return Head(204, b"No Content", ()) if not found else Head(200, b"OK", _JSON), found
+    return Head(204, b"No Content", ()) if not found else TOLD, found
 
 
 def is_of_launchers(request: Request) -> bool:
     """Whether *request* is a launcher's question, which is no sign of life of its agent."""
     return (request.host, request.method, request.path) == (INTERNAL, "GET", "/attempt")
+
+
+async def _about(run: Run, journal: Journal, settings: Settings) -> bytes:
+    row = await journal.about(run.run_id)
+    assert row is not None
+    shown = {
+        "run": run.run_id, "attempt": run.tape.attempt, "agent": row["agent"], "steps": row["steps"],
+        "should_continue_as_new": max(row["steps"], row["events"]) >= settings.continue_after,
+        "continued_from": row["continued_from"],
+    }  # fmt: skip
+    return json.dumps(shown)[:-1].encode("ascii") + b', "input": ' + (row["input"] or b"null") + b"}"
 
 
 def _met(run: Run, request: Request) -> bytes:

@@ -24,6 +24,7 @@ CODES: dict[str, tuple[int, str]] = {
     "denied": (403, "Denied by twiceshy"),
     "over-budget": (403, "Stopped by twiceshy: over budget"),
     "not-running": (423, "Locked by twiceshy: the run is not running"),
+    "continued": (423, "Locked by twiceshy: the run goes on as another one"),
     "bad-request": (400, "Bad Request to twiceshy"),
     "bad-identity": (400, "Bad Request to twiceshy: run or token malformed"),
     "body-too-large": (413, "Content Too Large for twiceshy"),

@@ -185,11 +185,12 @@ class Fenced:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The run is not running: stopped (with step and message), ended or queued."""
+    """The run is not running: stopped (with step and message), ended (perhaps to go on as another) or queued."""
 
     status: RunStatus
     step: str | None
     message: str | None
+    continued_as: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,9 +190,9 @@ class Journal:
             step.facts = rows.with_body(step.facts, row["request_body"])
             step.request_loaded = True
 
-    async def input(self, run_id: str) -> bytes | None:
-        """What the run works on."""
-        return await self.ask(lambda connection: connection.fetchval(sql("input"), run_id))
+    async def about(self, run_id: str) -> rows.Row | None:
+        """What the run works on, and how long its history is: agent, input, continued_from, steps, events."""
+        return await self.ask(lambda connection: connection.fetchrow(sql("about"), run_id))
 
     async def put_result(self, fence: Fence, result: bytes) -> bool:
         """Keep the run's result; False: the fence does not hold."""
@@ -247,6 +247,25 @@ class Journal:
     async def is_child(self, run_id: str, child: str) -> bool:
         """Whether the run *child* was started by this one, or by one that this continues."""
         return await self.ask(lambda connection: connection.fetchval(sql("is_child"), run_id, child)) is not None
+
+    async def continue_as_new(self, fence: Fence, successor: str, given: bytes | None) -> str | Fenced | Stopped:
+        """The run is done and goes on as *successor*, or as whom it did before; its id. Else why it may not."""
+        row = await self.ask(
+            lambda connection: connection.fetchrow(
+                sql("continue_as_new"), fence.run_id, fence.token_hash, fence.sidecar, successor, given
+            )
+        )
+        assert row is not None
+        if row["outcome"] == "continued":
+            other = str(row["other"])
+            await self.ask(lambda connection: queue.told(connection, other))
+            return other
+        found = (await self.renew([fence], extend=False))[fence.run_id]
+        return Fenced() if isinstance(found, Bound) else found
+
+    async def successor(self, run_id: str, token_hash: bytes) -> str | None:
+        """As whom the run goes on, for who had it under this token."""
+        return await self.ask(lambda connection: connection.fetchval(sql("successor"), run_id, token_hash))
 
     # ---- local steps
 

@@ -178,7 +178,7 @@ def judge(row: Row | None, fence: Fence) -> Fenced | Stopped | None:
         return Fenced()
     status = known(RunStatus, row["status"], f"run {fence.run_id}")
     if status is not RunStatus.RUNNING:
-        return Stopped(status, row["stop_step"], row["stop_message"])
+        return Stopped(status, row["stop_step"], row["stop_message"], row["continued_as"])
     if row["sidecar"] is not None and row["sidecar"] != fence.sidecar:
         return Fenced(row["sidecar"])
     return None

@@ -95,6 +95,7 @@ class Tape:
     error: str | None = None
     wake_at: datetime | None = None  # until when a parked run waits
     wake_on: Sequence[str] = ()  # and for which events, approvals (approval:NAME), runs (run:ID)
+    continued_as: str | None = None  # as whom a run that is done goes on
     attempts: Sequence[AttemptLine] = ()
     steps: Sequence[StepLine] = ()
 
@@ -266,6 +267,8 @@ def summary(tape: Tape) -> list[str]:
     lines = [line]
     if tape.status is RunStatus.PARKED:
         lines.append(f"parked: it waits {until(tape.wake_at, tape.wake_on)}")
+    if tape.continued_as is not None:
+        lines.append(f"continued: it goes on as run {tape.continued_as}")
     if tape.error and tape.status is RunStatus.FAILED:
         lines.append(f"failed: {tape.error}")
     if tape.status is RunStatus.DONE:
@@ -365,6 +368,7 @@ def as_json(tape: Tape) -> dict[str, Any]:
         "status": str(tape.status),
         "stop": {"step": tape.stop_step, "message": tape.stop_message} if tape.status.stopped else None,
         "error": tape.error,
+        "continued_as": tape.continued_as,
         "parked": {"until": _iso(tape.wake_at), "events": list(tape.wake_on)}
         if tape.status is RunStatus.PARKED
         else None,

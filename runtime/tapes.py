@@ -17,6 +17,7 @@ async def read_tape(connection: Any, run_id: str) -> tape.Tape:
         error=row.error,
         wake_at=row.wake_at,
         wake_on=row.wake_on or (),
+        continued_as=row.continued_as,
         attempts=[
             tape.read_attempt(attempt.n, attempt.outcome, attempt.exit_code, attempt.tape)
             for attempt in await runs.attempts(connection, run_id)

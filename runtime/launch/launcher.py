@@ -6,7 +6,8 @@
 * The first restart comes at once, then with growing pauses. ``max_attempts`` bounds consecutive attempts that
   brought no new step; hand-overs and interruptions do not count.
 * A run that parks is waited for without a process, or left to whoever starts it again (``no_wait``).
-* A run that has ended is not started: its result is printed. One that is stopped says what settles it.
+* A run that has ended is not started: its result is printed. One that is stopped says what settles it. One that goes on
+  as another is followed, to the newest.
 
 Exit codes: DESIGN §9.
 """
@@ -90,15 +91,23 @@ async def _run(
     settings: Settings, order: Order, keeping: Keeping, signals: Signals, voice: Voice, patient: Patient
 ) -> int:
     run_id = await patient.ask(runs.create, order.run, agent=order.agent, input=order.input)
-    lock = hold(keeping.folder, run_id)
-    try:
-        code = await Launcher(settings, order, run_id, keeping, signals, voice, patient).run()
-        if code in (Code.DONE, Code.FAILED, Code.CANCELLED):
-            # Nobody starts an ended run: its lock file is of no more use.
-            lock.path.unlink(missing_ok=True)
-        return code
-    finally:
-        lock.release()
+    code: int | None = None
+    stdin = _start_of_input()
+    # A run that goes on as another one is seen through to the end of that one.
+    while code in (None, Code.DONE) and ((newest := await patient.ask(runs.newest, run_id)) != run_id or code is None):
+        if newest != run_id:
+            voice.tell(f"run {run_id} goes on as run {newest}")
+        run_id = newest
+        lock = hold(keeping.folder, run_id)
+        try:
+            code = await Launcher(settings, order, run_id, keeping, signals, voice, patient, stdin).run()
+            if code in (Code.DONE, Code.FAILED, Code.CANCELLED):
+                # Nobody starts an ended run: its lock file is of no more use.
+                lock.path.unlink(missing_ok=True)
+        finally:
+            lock.release()
+    assert code is not None
+    return code
 
 
 def hold(folder: Path, run_id: str) -> Lock:
@@ -115,7 +124,7 @@ class Launcher:
 
     def __init__(
         self, settings: Settings, order: Order, run_id: str, keeping: Keeping, signals: Signals, voice: Voice,
-        patient: Patient,
+        patient: Patient, stdin: int | None,
     ) -> None:  # fmt: skip
         self.settings = settings
         self.order = order
@@ -125,7 +134,7 @@ class Launcher:
         self.voice = voice
         self.patient = patient
         self.host = socket.gethostname()
-        self.stdin = _start_of_input()
+        self.stdin = stdin
 
     async def run(self) -> int:
         started = False
@@ -200,7 +209,8 @@ class Launcher:
         """The run is not to be started (again): say why, and how it went."""
         picture = await self.patient.ask(read_tape, self.run_id)
         lines = tape.summary(picture)
-        smooth = row.status is RunStatus.DONE and len(picture.attempts) == 1 and len(lines) == 1
+        told = 1 if row.continued_as is None else 2
+        smooth = row.status is RunStatus.DONE and len(picture.attempts) == 1 and len(lines) == told
         if started:
             (self.voice.tell if smooth else self.voice.say)("\n".join(lines))
         elif row.status is RunStatus.DONE:

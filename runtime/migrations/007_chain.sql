@@ -112,42 +112,6 @@ BEGIN
 END
 $$;
 
--- An event for a run, and its waking. outcome: sent; known (it was sent before); other (its id was, with another
--- payload); no_run; ended. woken: the run that is queued now.
-DROP FUNCTION twiceshy.send_event(text, text, text, bytea);
-CREATE FUNCTION twiceshy.send_event(
-    run text, event_name text, event_id text, body bytea, OUT outcome text, OUT woken text
-) LANGUAGE plpgsql AS $$
-DECLARE
-    u   record;
-    old bytea;
-BEGIN
-    SELECT r.status, r.wake_on, r.counter INTO u FROM twiceshy.run r WHERE r.id = run FOR NO KEY UPDATE;
-    IF NOT FOUND THEN
-        outcome := 'no_run';
-        RETURN;
-    END IF;
-    SELECT v.payload INTO old FROM twiceshy.event v WHERE v.run_id = run AND v.name = event_name AND v.id = event_id;
-    IF FOUND THEN
-        outcome := CASE WHEN old = body THEN 'known' ELSE 'other' END;
-        RETURN;
-    END IF;
-    IF u.status IN ('done', 'cancelled') THEN
-        outcome := 'ended';
-        RETURN;
-    END IF;
-    INSERT INTO twiceshy.event (run_id, name, id, sent, payload, at)
-    VALUES (run, event_name, event_id, u.counter + 1, body, twiceshy.now());
-    UPDATE twiceshy.run r SET counter = u.counter + 1 WHERE r.id = run;
-    IF u.status = 'parked' AND event_name = ANY(u.wake_on) THEN
-        UPDATE twiceshy.run r SET status = 'queued', wake_at = NULL, wake_on = NULL, changed_at = twiceshy.now()
-        WHERE r.id = run;
-        woken := run;
-    END IF;
-    outcome := 'sent';
-END
-$$;
-
 -- Child runs, and runs that another one continues.
 
 ALTER TABLE twiceshy.run
@@ -283,5 +247,95 @@ BEGIN
     UPDATE twiceshy.attempt t SET ended_at = at, outcome = 'parked'
     WHERE t.run_id = run AND t.n = u.attempt AND t.ended_at IS NULL;
     outcome := 'parked';
+END
+$$;
+
+-- A run is done and goes on as another one, in one transaction: exactly one, however often it is asked for. The new one
+-- has what nobody has read yet, is labelled and started as the old one was, and counts on from its numbers. The token
+-- stays, so that who has it hears where the run went. outcome: continued (as whom: other), refused (the fence does not
+-- hold).
+CREATE FUNCTION twiceshy.continue_as_new(
+    run text, token bytea, owner text, successor text, given bytea, OUT outcome text, OUT other text
+) LANGUAGE plpgsql AS $$
+DECLARE
+    u  twiceshy.run%ROWTYPE;
+    at timestamptz;
+BEGIN
+    SELECT r.* INTO u FROM twiceshy.run r WHERE r.id = run FOR NO KEY UPDATE;
+    at := twiceshy.now();
+    IF NOT FOUND OR u.token_hash IS DISTINCT FROM token THEN
+        outcome := 'refused';
+        RETURN;
+    ELSIF u.continued_as IS NOT NULL THEN
+        outcome := 'continued';
+        other := u.continued_as;
+        RETURN;
+    ELSIF u.status <> 'running' OR u.sidecar <> owner THEN
+        outcome := 'refused';
+        RETURN;
+    END IF;
+    INSERT INTO twiceshy.run (
+        id, agent, input, priority, for_workers, tokened, counter, parent, first_run, continued_from, created_at)
+    VALUES (
+        successor, u.agent, given, u.priority, u.for_workers, u.tokened, u.counter, u.parent,
+        coalesce(u.first_run, u.id), u.id, at);
+    INSERT INTO twiceshy.attribute (run_id, name, value, created_at)
+    SELECT successor, a.name, a.value, at FROM twiceshy.attribute a WHERE a.run_id = run;
+    UPDATE twiceshy.event v SET run_id = successor WHERE v.run_id = run AND v.consumed_by IS NULL;
+    UPDATE twiceshy.run r
+    SET status = 'done', continued_as = successor, error = NULL, ended_at = at, changed_at = at
+    WHERE r.id = run;
+    UPDATE twiceshy.attempt t SET ended_at = at, outcome = 'done'
+    WHERE t.run_id = run AND t.n = u.attempt AND t.ended_at IS NULL;
+    outcome := 'continued';
+    other := successor;
+END
+$$;
+
+-- An event for a run, or for the newest that continues it, and its waking. An id is sent once to all of them. outcome:
+-- sent; known (it was sent before); other (its id was, with another payload); no_run; ended. woken: the run that is
+-- queued now.
+DROP FUNCTION twiceshy.send_event(text, text, text, bytea);
+CREATE FUNCTION twiceshy.send_event(
+    run text, event_name text, event_id text, body bytea, OUT outcome text, OUT woken text
+) LANGUAGE plpgsql AS $$
+DECLARE
+    target text := run;
+    u      record;
+    old    bytea;
+BEGIN
+    LOOP
+        SELECT r.status, r.wake_on, r.counter, r.first_run, r.continued_as INTO u
+        FROM twiceshy.run r WHERE r.id = target FOR NO KEY UPDATE;
+        IF NOT FOUND THEN
+            outcome := 'no_run';
+            RETURN;
+        END IF;
+        EXIT WHEN u.continued_as IS NULL;
+        target := twiceshy.newest(target);
+    END LOOP;
+    SELECT v.payload INTO old FROM twiceshy.event v WHERE v.run_id = target AND v.name = event_name AND v.id = event_id;
+    IF NOT FOUND AND u.first_run IS NOT NULL THEN
+        SELECT v.payload INTO old
+        FROM (SELECT u.first_run::text UNION ALL SELECT r.id FROM twiceshy.run r WHERE r.first_run = u.first_run) c (id)
+        JOIN twiceshy.event v ON v.run_id = c.id AND v.name = event_name AND v.id = event_id LIMIT 1;
+    END IF;
+    IF FOUND THEN
+        outcome := CASE WHEN old = body THEN 'known' ELSE 'other' END;
+        RETURN;
+    END IF;
+    IF u.status IN ('done', 'cancelled') THEN
+        outcome := 'ended';
+        RETURN;
+    END IF;
+    INSERT INTO twiceshy.event (run_id, name, id, sent, payload, at)
+    VALUES (target, event_name, event_id, u.counter + 1, body, twiceshy.now());
+    UPDATE twiceshy.run r SET counter = u.counter + 1 WHERE r.id = target;
+    IF u.status = 'parked' AND event_name = ANY(u.wake_on) THEN
+        UPDATE twiceshy.run r SET status = 'queued', wake_at = NULL, wake_on = NULL, changed_at = twiceshy.now()
+        WHERE r.id = target;
+        woken := target;
+    END IF;
+    outcome := 'sent';
 END
 $$;

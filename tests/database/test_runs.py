@@ -35,7 +35,9 @@ async def test_a_run_is_made_once(journal: Journal) -> None:
             await runs.claim(connection, "yours", kind="claim", host="h", folder="f", lease=1.0)
         assert [row.id for row in await runs.list_runs(connection)] == [made, "mine"]
         assert await runs.list_runs(connection, status=RunStatus.DONE) == []
-    assert await journal.input("mine") == b'{"a": "\\u0000"}'
+    about = await journal.about("mine")
+    assert about is not None
+    assert about["input"] == b'{"a": "\\u0000"}'
 
 
 def test_tokens_are_long_and_fit_a_proxys_address() -> None:

@@ -1,12 +1,15 @@
-"""Runs that start others, with workers: the parent holds no process meanwhile, and nothing is started twice."""
+"""Runs that start others, or go on as others: nobody holds a process meanwhile, and nothing is done twice."""
 
 import os
 import signal
 
 import pytest
 
-from tests.kill.launchers import until
-from tests.kill.works import Works
+from runtime import events
+from runtime.database import connect
+from tests.kill.launchers import Bench, until
+from tests.kill.works import INPUT, Works
+from tests.stack import wait_apart
 
 WORLD = {"hold": "0.2", "park_quiet": "0.4"}
 
@@ -77,3 +80,77 @@ def test_cancelling_the_parent_ends_all(works: Works) -> None:
     works.comes("cancelled", parent, *children(works, parent))
     until(lambda: not works.agents(), "no agent is left")
     assert works.made("orders") == 0
+
+
+# ---- continue as new
+
+#: Orders once for each run of its chain, and puts a result in the third. How it ends does not matter.
+FOREVER = """
+n = internal("GET", "/run")["input"] or 1
+order(n)
+if n == 3:
+    internal("PUT", "/result", {"orders": n})
+else:
+    internal("POST", "/continue", {"input": n + 1})
+    sys.exit(n - 1)
+"""
+
+
+def test_twiceshy_run_goes_on_with_the_successor(bench: Bench) -> None:
+    bench.agent(INPUT + FOREVER)
+    code, _, err = bench.run()
+    assert code == 0, err
+    assert bench.made("orders") == 3
+    of_chain = "SELECT status, continued_as FROM twiceshy.run WHERE id = $1 OR first_run = $1"
+    chain = bench.world.fetch(of_chain, bench.run_id)
+    assert [row["status"] for row in chain] == ["done"] * 3
+    assert [row["continued_as"] is None for row in chain].count(True) == 1
+    code, out, err = bench.run()  # by the old id: the result of the last
+    assert (code, out) == (0, '{"orders": 3}\n'), err
+    assert bench.made("orders") == 3
+    assert "continued: it goes on as run" in bench.verb("show", bench.run_id).stdout
+
+
+#: Orders what it is told to, ten messages to a run; "0" ends it.
+ASSISTANT = """
+for _ in range(10):
+    n = internal("POST", "/events/message/wait")["event"]["payload"]
+    if not n:
+        internal("PUT", "/result", "bye")
+        sys.exit()
+    order(n)
+internal("POST", "/continue", {"input": None})
+"""
+
+
+@pytest.mark.check_all
+def test_an_assistant_for_ever_takes_each_message_once(works: Works) -> None:
+    """Messages go to the first id; whoever is killed, and whenever, each is ordered once."""
+    works.declare(ASSISTANT)
+    [run] = works.queue("chat")
+    works.worker("--slots", "1", max_attempts=100)
+    for n in range(1, 36):
+        send(works, run, n)
+        if n % 4 == 0:
+            until(works.agents, "an agent is there")
+            for pid in works.agents():
+                works.shell(f"kill -9 {pid}")
+    until(lambda: works.made("orders") == 35, "all are ordered", 90)
+    send(works, run, 0)
+    newest = "SELECT id FROM twiceshy.run WHERE first_run = $1 AND continued_as IS NULL"
+    [last] = works.world.fetch(newest, run)
+    works.comes("done", last["id"])
+    assert works.result(last["id"]) == "bye"
+    assert works.made("orders") == 35
+    assert len(works.world.fetch("SELECT FROM twiceshy.run WHERE first_run = $1", run)) == 3
+
+
+def send(works: Works, run: str, n: int) -> None:
+    async def work() -> None:
+        connection = await connect(works.world.dsn, name="test")
+        try:
+            await events.send(connection, run, "message", str(n).encode(), f"m{n}", limit=10)
+        finally:
+            await connection.close()
+
+    wait_apart(work())
