@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 from uuid import UUID
@@ -68,7 +68,8 @@ class Run:
         self.outdated = False  # another process moved a step: the journal must be read again
         self.hints: list[str] = []  # what a person should know of this attempt
         self.arrived: dict[str, dict[str, int]] = {}  # requests, by host and what became of them
-        self.delivered: set[Door] = set()  # clients that had their answers, and nothing has begun since
+        # Clients that had their answers a moment ago, and nothing has begun since; how that is undone.
+        self.delivered: dict[Door, Callable[[], None]] = {}
         self.coming: set[Door] = set()  # clients whose requests are not understood yet
         self.turned_away = 0  # of these: so many never were, and may be tried again
         self.permits: dict[str, Permit] = {}  # of the local steps that it does, by their keys

@@ -360,14 +360,19 @@ class Journalled:
         run.idle_since = time.monotonic()
         if not delivered or rule.ending is not None:
             return
-        until, tape = time.monotonic() + _RESET_WINDOW, run.tape
+        tape = run.tape
 
         def undo() -> None:
-            if door in run.delivered and time.monotonic() < until:
+            if run.delivered.get(door) is undo:
                 tape.undeliver(step, n)
 
-        run.delivered.add(door)
-        door.on_reset = undo
+        def forget() -> None:
+            door.look()  # a process that stood still has not seen yet what happened in time
+            if run.delivered.get(door) is undo:
+                del run.delivered[door]
+
+        run.delivered[door] = door.on_reset = undo
+        asyncio.get_running_loop().call_later(_RESET_WINDOW, forget)
 
     async def _stop(self, run: Run, due: Ambiguous | Diverged | NoAttempt, request: Request) -> Refusal | None:
         """Stop the run, or refuse just this. None: the step has moved on, so it must be decided again."""

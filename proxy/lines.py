@@ -82,7 +82,7 @@ class Line:
 
     def look(self) -> bool:
         """Peek for a FIN or reset that the loop has not seen, or not told of yet; True if the client is gone."""
-        if not self.reset and self._fd >= 0 and self.transport is not None:
+        if not self.reset and self._fd >= 0 and self.transport is not None and not (self.gone and self._under):
             poll = select.poll()
             poll.register(self._fd, select.POLLRDHUP)
             for _, bits in poll.poll(0):
@@ -168,6 +168,9 @@ class Line:
         self._wake()
 
     def _was_reset(self) -> None:
+        """The client closed without having read. Not so where it had ended TLS, and was sent the other half of that."""
+        if self.gone and self._under is not None:
+            return
         self.reset = True
         on_reset, self.on_reset = self.on_reset, None
         if on_reset is not None:

@@ -59,6 +59,18 @@ def test_a_reset_behind_an_end_is_seen_as_one(ends: tuple[socket.socket, socket.
     assert line.reset
 
 
+def test_a_reset_behind_the_end_of_tls_may_be_the_answer_to_ours(ends: tuple[socket.socket, socket.socket]) -> None:
+    """Who has read everything and closes is sent the end of TLS, which his kernel answers with a reset."""
+    client, ours = ends
+    line = line_of(ours)
+    line._under = Mock(get_write_buffer_size=lambda: 0)
+    client.close()
+    assert line.look()
+    ours.send(b"the end of TLS")
+    assert line.look()
+    assert not line.reset
+
+
 @pytest.mark.parametrize("half", [False, True], ids=["ours is open", "ours is ended"])
 def test_an_end_is_no_reset(ends: tuple[socket.socket, socket.socket], half: bool) -> None:
     client, ours = ends

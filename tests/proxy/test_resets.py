@@ -1,6 +1,7 @@
 """A client that resets its connection has not read what its kernel took for it: its retry is the same step."""
 
 import socket
+import time
 
 import pytest
 
@@ -45,6 +46,19 @@ def test_a_reset_is_seen_before_any_other_request_beside_it(shared: Stack, run: 
     beside.head()
     assert agent.ask("POST", url, BODY).replayed
     assert len(shared.received("any")) == 2
+
+
+def test_a_reset_in_time_counts_however_late_it_is_seen(shared: Stack, run: str) -> None:
+    """The sidecar stood still for longer than it keeps in mind what was delivered."""
+    agent, url = shared.claim(run), shared.url("/any/reset")
+    unread = asked(agent, "POST", url, body=BODY)
+    unread.wait_for_bytes()
+    looked_at(agent)
+    with stopped(shared.sidecar):
+        unread.reset()
+        time.sleep(1.1)
+    assert agent.ask("POST", url, BODY).replayed
+    assert len(shared.received("any")) == 1
 
 
 def test_a_reset_behind_a_plain_end_is_a_reset(shared: Stack, run: str) -> None:
