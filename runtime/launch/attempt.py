@@ -86,13 +86,38 @@ class Attempt:
         env = environment(os.environ, run=self.claim.run_id, token=self.claim.token, proxy=self.proxy, kit=self.kit)
         if self.watch is not None:
             env |= self.watch.environment
+        # What starts the agent may take longer than a lease: libraries that are imported first, a machine that swaps.
+        holding = asyncio.create_task(self._watch_run())
+        try:
+            agent = await self._start(env, holding)
+            return agent if isinstance(agent, Ended) else await self._see_through(agent, holding)
+        finally:
+            holding.cancel()
+            await asyncio.gather(holding, return_exceptions=True)
+
+    async def _start(self, env: Mapping[str, str], holding: "asyncio.Task[Ended]") -> Agent | Ended:
+        """Start the agent; how the attempt ended, if it did before."""
         listener = Listener(self._begin, self.signals.of_group, self.signals.of_stop)
-        agent = await self.program.start(env, self.signals.ignored, listener)
+        starting = asyncio.ensure_future(self.program.start(env, self.signals.ignored, listener))
+        enough = asyncio.create_task(self._enough())
+        try:
+            await asyncio.wait({starting, holding, enough}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            enough.cancel()
+            if not starting.done():
+                starting.cancel()
+                await asyncio.wait({starting})
+        if starting.cancelled():
+            return holding.result() if holding.done() else Ended(Why.INTERRUPTED)
+        return starting.result()
+
+    async def _see_through(self, agent: Agent, holding: "asyncio.Task[Ended]") -> Ended:
+        """From the agent's start to its end."""
         self.signals.agent = agent
         try:
             ended = await self._first(
                 self._judge(agent),
-                self._watch_run(),
+                holding,
                 self._watch_sidecar(),
                 self._enough(),
                 self._watch_clock(),
@@ -113,9 +138,9 @@ class Attempt:
             self.watch.begin(group)
         self.signals.terminal.offer(group)
 
-    async def _first(self, *ways: Coroutine[Any, Any, Ended]) -> Ended:
+    async def _first(self, *ways: "Coroutine[Any, Any, Ended] | asyncio.Task[Ended]") -> Ended:
         """The first of *ways* that comes to an end; of several at once the first named."""
-        tasks = [asyncio.create_task(way) for way in ways]
+        tasks = [asyncio.ensure_future(way) for way in ways]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             return next(task for task in tasks if task.done()).result()
