@@ -181,6 +181,7 @@ async def migrate(dsn: str) -> list[str]:
         raise UsageError(f"{where(dsn)}: cannot set up the schema: {error}") from error
     except (
         OSError, asyncpg.PostgresConnectionError, asyncpg.OperatorInterventionError, asyncpg.InterfaceError,
+        asyncpg.InternalClientError,
     ) as error:  # fmt: skip
         raise DatabaseAway(f"{where(dsn)}: {error}") from error
     finally:

@@ -103,6 +103,11 @@ async def test_a_server_that_dies_before_it_is_migrated_is_away(dsn: str, monkey
     monkeypatch.setattr(database, "connect", AsyncMock(return_value=connection))
     with pytest.raises(DatabaseAway):
         await migrate(dsn)
+    monkeypatch.undo()
+    # asyncpg's own words where the end comes in the middle of a cancelled statement.
+    monkeypatch.setattr(database, "_migrate", AsyncMock(side_effect=asyncpg.InternalClientError("cannot switch")))
+    with pytest.raises(DatabaseAway, match="cannot switch"):
+        await migrate(dsn)
 
 
 async def test_nobody_answering_is_away(dsn: str) -> None:
