@@ -68,7 +68,7 @@ class Settings(BaseModel):
     )
     payload_max: int = Field(1 << 20, gt=0, description="largest payload of an event, input or output of a local step")
     continue_after: int = Field(
-        1000, gt=0, description="steps or events from which on an agent is told to continue as a new run"
+        1000, gt=0, description="steps of an attempt from which on it is told to continue as a new run"
     )
     hold: float = Field(3.0, gt=0, description="how long a sleep or wait is held open before its run may park")
     park_quiet: float = Field(2.0, ge=0, description="a run parks only when nothing came from its agent for this long")
