@@ -74,9 +74,12 @@ def is_of_launchers(request: Request) -> bool:
 async def _about(run: Run, journal: Journal, settings: Settings) -> bytes:
     row = await journal.about(run.run_id)
     assert row is not None
+    # What this attempt has asked for, not what the journal has: a restarted agent is told so where it was told before,
+    # and not at its first look, when it has yet to remember what it did.
+    asked_for = sum(step.claimed for step in run.tape.steps.values())
     shown = {
         "run": run.run_id, "attempt": run.tape.attempt, "agent": row["agent"], "steps": row["steps"],
-        "should_continue_as_new": max(row["steps"], row["events"]) >= settings.continue_after,
+        "should_continue_as_new": asked_for >= settings.continue_after,
         "continued_from": row["continued_from"],
     }  # fmt: skip
     return json.dumps(shown)[:-1].encode("ascii") + b', "input": ' + (row["input"] or b"null") + b"}"

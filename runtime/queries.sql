@@ -124,9 +124,7 @@ UPDATE twiceshy.attempt t SET tape = $3, replayed = $4, joined = $5, calls_saved
 WHERE t.run_id = $1 AND t.n = $2;
 
 -- about: what a run works on, and how long its history is
-SELECT u.agent, u.input, u.continued_from,
-       (SELECT count(*) FROM twiceshy.step s WHERE s.run_id = u.id) AS steps,
-       (SELECT count(*) FROM twiceshy.event v WHERE v.run_id = u.id) AS events
+SELECT u.agent, u.input, u.continued_from, (SELECT count(*) FROM twiceshy.step s WHERE s.run_id = u.id) AS steps
 FROM twiceshy.run u WHERE u.id = $1;
 
 -- ---- sidecars

@@ -3,7 +3,7 @@
     twiceshy start assistant --run assistant-ada --input '{"to": "ada@example.org"}'
     twiceshy event assistant-ada message --json '"When does the shop open?"'
 
-Between two messages it holds no process. When its journal has grown long (1,000 events by default) it goes on as a new
+Between two messages it holds no process. When its journal has grown long (1,000 steps by default) it goes on as a new
 run, which is given what it remembers, and the messages that it has not read. They may still be sent to the first run.
 """
 

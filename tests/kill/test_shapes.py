@@ -1,22 +1,25 @@
 """What agents look like with the library: the examples, each killed in the middle, judged by what was really done."""
 
+import contextlib
 import json
 import os
+import random
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from runtime import approvals
+from runtime import approvals, events
 from runtime.database import connect
 from tests.kill.launchers import Bench, until
 from tests.kill.works import Works
 from tests.stack import PROJECT, ROUTES, wait_apart
 
 pytestmark = pytest.mark.check_all
-WORLD = {"hold": "0.2", "park_quiet": "0.4"}
+WORLD = {"hold": "0.2", "park_quiet": "0.4", "continue_after": "12"}
 
 
 def take(bench: Bench, name: str) -> None:
@@ -55,6 +58,38 @@ def decide(bench: Bench, run: str, name: str, decision: Any, **more: Any) -> Non
             await connection.close()
 
     wait_apart(work())
+
+
+def send(bench: Bench, run: str, name: str, *payloads: Any) -> None:
+    async def work() -> None:
+        connection = await connect(bench.world.dsn, name="test")
+        try:
+            for payload in payloads:
+                await events.send(connection, run, name, json.dumps(payload).encode(), limit=10_000)
+        finally:
+            await connection.close()
+
+    wait_apart(work())
+
+
+def approvals_of(bench: Bench, runs: list[str]) -> set[str]:
+    """Which of *runs* wait for an approval."""
+
+    async def work() -> set[str]:
+        connection = await connect(bench.world.dsn, name="test")
+        try:
+            return {each.run for each in await approvals.open_ones(connection, name="refund", limit=100)}
+        finally:
+            await connection.close()
+
+    return wait_apart(work()) & set(runs)
+
+
+def declare(works: Works, **more: Any) -> None:
+    """The agents ``a`` and ``b`` are the bench's program."""
+    fields = {"command": [sys.executable, str(works.program)], **more}
+    lines = "".join(f"{field} = {json.dumps(value)}\n" for field, value in fields.items())
+    works.config.write_text(f"{ROUTES.read_text()}\n[agents.a]\n{lines}\n[agents.b]\n{lines}\n")
 
 
 def result(bench: Bench) -> Any:
@@ -134,13 +169,40 @@ def test_documents_are_embedded_once_each_and_the_next_attempt_goes_on_in_the_mi
     assert {name: (tmp_path / name).stat().st_mtime_ns for name in before} == before  # not written again
 
 
+# ---- (4) for ever
+
+
+def test_an_assistant_answers_every_message_once_and_goes_on_as_new_with_what_it_remembers(works: Works) -> None:
+    take(works, "assistant")
+    declare(works)
+    [run] = works.queue("ada", given=json.dumps({"to": works.run_id}).encode())
+    messages = [f"message {n}" for n in range(10)]
+    # 12 steps are 4 messages: it dies when the last of them is being answered, and replays past 12 steps.
+    works.sandbox.fault(match={"path": "/email/send"}, nth=4, hold="mail")
+    works.sandbox.fault(match={"path": "/v1/chat/completions"}, nth=6, hold="model")
+    works.worker()
+    send(works, run, "message", *messages[:7])
+    for gate in ("mail", "model"):
+        works.sandbox.wait_held(gate)
+        kill_agents(works)
+        works.sandbox.release(gate)
+    until(lambda: works.made("email") == 7, "seven are answered")
+    send(works, run, "message", *messages[7:])
+    until(lambda: works.made("email") == 10, "all are answered")
+    asked = [each.json()["messages"] for each in works.sandbox.requests("llm")]
+    assert [each[-1]["content"] for each in asked] == messages
+    assert [each["content"] for each in asked[-1] if each["role"] == "user"] == messages  # it remembers them all
+    assert works.made("llm") == 10
+    chain = "SELECT count(*) AS runs FROM twiceshy.run WHERE id = $1 OR first_run = $1"
+    assert works.world.fetch(chain, run)[0]["runs"] == 3
+
+
 # ---- (5) a manager's approval
 
 
 def test_a_refund_waits_for_the_manager_and_whoever_dies_is_made_once(works: Works) -> None:
     take(works, "approved_refund")
-    command = json.dumps([sys.executable, str(works.program)])
-    works.config.write_text(f"{ROUTES.read_text()}\n[agents.a]\ncommand = {command}\n[agents.b]\ncommand = {command}\n")
+    declare(works)
     [yes] = works.queue("yes", given=b'{"order": "A-1001"}')
     [no] = works.queue("no", given=b'{"order": "A-1002"}')
     works.sandbox.fault(match={"path": "/payments/*"}, hold="refund")
@@ -162,3 +224,76 @@ def test_a_refund_waits_for_the_manager_and_whoever_dies_is_made_once(works: Wor
     works.comes("done", yes)
     assert works.result(yes)["by"] == "ann"
     assert [works.made(service) for service in ("llm", "payments", "crm", "email")] == [3, 1, 1, 1]
+
+
+def test_whoever_dies_a_ticket_costs_two_model_calls_and_is_settled_once(works: Works) -> None:
+    """Agents and workers are killed at random; by a seed, so that one that fails can be tried again."""
+    chance = random.Random(20261130)
+    take(works, "approved_refund")
+    declare(works, max_attempts=100)
+    runs = [works.queue(str(n), given=json.dumps({"order": f"A-{2000 + n}"}).encode())[0] for n in range(12)]
+    workers = [works.worker("--slots", "3") for _ in range(2)]
+    deaths = {"worker": 0, "agent": 0}
+    decided: set[str] = set()
+    deadline = time.monotonic() + 240
+    while {works.world.status(run) for run in runs} != {"done"}:
+        assert time.monotonic() < deadline, {run: works.world.outcomes(run) for run in runs}
+        if chance.random() < 0.2 and deaths["worker"] < 6:
+            n = chance.randrange(len(workers))
+            workers[n].kill()
+            workers[n].wait()
+            workers[n] = works.worker("--slots", "3")
+            deaths["worker"] += 1
+        elif (living := works.agents()) and deaths["agent"] < 40:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(chance.choice(living), signal.SIGKILL)
+                deaths["agent"] += 1
+        for run in approvals_of(works, runs) - decided:
+            decide(works, run, "refund", "approve", by="ann")
+            decided.add(run)
+        time.sleep(0.3)
+    assert min(deaths.values()) > 0
+    assert decided == set(runs)
+    assert {works.result(run)["by"] for run in runs} == {"ann"}
+    assert [works.made(service) for service in ("llm", "payments", "crm", "email")] == [24, 12, 12, 12]
+
+
+# ---- work done elsewhere
+
+
+def test_children_are_started_once_and_their_results_awaited(works: Works) -> None:
+    works.program.write_text(CHILDREN)
+    declare(works, children=["a", "b"])
+    [run] = works.queue("parent", given=b"3")
+    worker = works.worker()
+    until(lambda: works.starts == 1, "it has started them")
+    worker.kill()
+    works.touch("go")
+    works.worker()
+    works.comes("done", run)
+    assert works.result(run) == [0, 1, 4, "run failed"]
+    assert works.world.fetch("SELECT count(*) AS runs FROM twiceshy.run WHERE parent = $1", run)[0]["runs"] == 4
+
+
+CHILDREN = """
+import asyncio, os, time
+import twiceshy
+from twiceshy import aio
+
+@twiceshy.agent
+async def main(given):
+    if isinstance(given, list):
+        assert given != ["bad"]
+        return given[0] ** 2
+    runs = await asyncio.gather(*(aio.start("b", [n]) for n in range(given)), aio.start("b", ["bad"]))
+    with open(os.environ["HERE"] + "/starts", "a") as file:
+        file.write("x")
+    while not os.path.exists(os.environ["HERE"] + "/go"):
+        await asyncio.sleep(0.01)
+    try:
+        return [*await asyncio.gather(*map(aio.result, runs[:-1])), await aio.result(runs[-1])]
+    except twiceshy.ChildFailed as failed:
+        return [*await asyncio.gather(*map(aio.result, runs[:-1])), f"run {failed.status}"]
+
+main.main()
+"""

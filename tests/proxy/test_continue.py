@@ -71,10 +71,21 @@ def test_a_long_history_is_hinted_at(shared: Stack) -> None:
     for _ in range(3):
         ask(attempt, "/now")
     assert (about(attempt)["steps"], about(attempt)["should_continue_as_new"]) == (3, True)
+    # Who is started again is told so at the same place, when it knows again what it did.
+    again = shared.claim("long")
+    for had in range(4):
+        assert (about(again)["steps"], about(again)["should_continue_as_new"]) == (3, had == 3)
+        ask(again, "/now")
+
+
+def test_what_nobody_has_read_is_no_history(shared: Stack) -> None:
+    """It would go on with the successor, which would be told the same before it has read any of it."""
     busy = shared.claim("busy")
     for _ in range(3):
         send(shared, "busy", "go")
-    assert (about(busy)["steps"], about(busy)["should_continue_as_new"]) == (0, True)
+    for had in range(4):
+        assert about(busy)["should_continue_as_new"] is (had == 3)
+        ask(busy, "/events/go/wait", {"timeout": 0})
 
 
 def test_what_left_ends_first_and_a_wait_does_not_hold_it_up(shared: Stack) -> None:
