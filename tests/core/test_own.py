@@ -14,7 +14,7 @@ from proxy.refusals import Refusal
 from proxy.stillness import Going, held, works
 from proxy.tape import Step, Tape, Where, build
 from runtime import payload
-from runtime.entries import Event, Own, StepFacts, StepRow, TapeRows
+from runtime.entries import ChildEnd, Decision, Event, Own, StepFacts, StepRow, TapeRows
 from runtime.errors import UsageError
 from runtime.step import Effect, Kind, RunStatus, State
 from tests.core.world import print_of
@@ -43,6 +43,8 @@ def asked(method: str, path: str, body: bytes = b"") -> Asked | Refusal | None:
             "POST", "/approvals/boss/wait", b'{"timeout": 3, "request": []}',
             Own(Kind.APPROVAL, "boss", seconds=3.0), Effect.REPEATABLE,
         ),
+        ("POST", "/runs", b'{"agent": "a", "input": 1, "priority": -2}', Own(Kind.START, "a"), Effect.REPEATABLE),
+        ("POST", "/runs/r.1/wait", b'{"timeout": 2}', Own(Kind.CHILD, "r.1", seconds=2.0), Effect.REPEATABLE),
         ("POST", "/steps", b'{"name": "x", "input": [1]}', Own(Kind.LOCAL, "x"), Effect.REPEATABLE),
         ("POST", "/steps", b'{"name": "x", "at_most_once": true}', Own(Kind.LOCAL, "x"), Effect.AT_MOST_ONCE),
     ],
@@ -70,6 +72,25 @@ def test_payloads_stay_as_they_were_written() -> None:
         "id": "one", "name": "go", "at": "2026-01-31T09:00:00.000005Z", "payload": {"a": "\ud800"},
     }  # fmt: skip
     assert own.came("go", None) == b'{"timeout": true}'
+
+
+def test_how_a_wait_ends() -> None:
+    at = datetime(2026, 1, 31, 9, tzinfo=UTC)
+    decided = Decision("k", "boss", "decline", "ann", None, at)
+    assert json.loads(own.came("boss", decided)) == {
+        "approval": {
+            "id": "k", "name": "boss", "decision": "decline", "by": "ann", "comment": None,
+            "at": "2026-01-31T09:00:00.000000Z",
+        }
+    }  # fmt: skip
+    ended = own.came("child", ChildEnd(RunStatus.DONE, b'{"n":  1e400}', None))
+    assert b'"result": {"n":  1e400}' in ended
+    assert json.loads(ended.replace(b"1e400", b"1")) == {
+        "run": "child", "status": "done", "error": None, "result": {"n": 1},
+    }  # fmt: skip
+    failed = own.came("child", ChildEnd(RunStatus.FAILED, None, 'it "failed"\n'))
+    assert json.loads(failed) == {"run": "child", "status": "failed", "error": 'it "failed"\n', "result": None}
+    assert own.came("child", None) == b'{"timeout": true}'
 
 
 def test_a_member_is_taken_as_it_was_written() -> None:

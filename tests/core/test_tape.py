@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from datetime import UTC, datetime
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from runtime.tape import (
     read_attempt,
     settle,
     summary,
+    until,
 )
 
 
@@ -177,6 +179,14 @@ def test_hosts_are_named_by_clients() -> None:
     assert line.isprintable()
     assert line.endswith("and 20 hosts more")
     assert len(line) < 2500
+
+
+def test_what_a_parked_run_waits_for() -> None:
+    at = datetime(2026, 1, 31, 9, tzinfo=UTC)
+    assert until(at, ["go"]) == "until 2026-01-31 09:00:00Z or for the event go"
+    assert until(None, ["a", "b", "approval:boss"]) == "for one of the events a, b or for the approval boss"
+    assert until(None, ["run:r1", "run:r2"]) == "for the end of one of the runs r1, r2"
+    assert until(None, []) == "for nothing"
 
 
 def test_a_stopped_run_says_the_exact_command() -> None:
