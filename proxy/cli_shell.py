@@ -53,7 +53,7 @@ async def claim(arguments: argparse.Namespace) -> int:
             )  # fmt: skip
         finally:
             await conn.close()
-        given = await _given(keeping, run, claimed.token)
+        given = await _given(keeping, run, claimed.token, database.split(keeping.dsn)[0])
         if arguments.json:
             told = {"run": run, "attempt": claimed.n, "token": claimed.token, "proxy": keeping.proxy}
             print(json.dumps(told | {"environment": given, "unset": list(REMOVED)}, indent=2))
@@ -65,11 +65,11 @@ async def claim(arguments: argparse.Namespace) -> int:
     return 0
 
 
-async def _given(keeping: Keeping, run: str, token: str) -> dict[str, str]:
-    """What a process needs to speak as *run*."""
+async def _given(keeping: Keeping, run: str, token: str, where: str | None = None) -> dict[str, str]:
+    """What a process needs to speak as *run*. *where*: the database's address, for who has a token."""
     kit = await asyncio.to_thread(lay_out, keeping.folder)
     own = {name: os.environ[name] for name in KEPT if name in os.environ}
-    return environment(own, run=run, token=token, proxy=keeping.proxy, kit=kit)
+    return environment(own, run=run, token=token, proxy=keeping.proxy, kit=kit, database=where)
 
 
 def _startable(row: Any) -> None:

@@ -139,7 +139,7 @@ def config_file(start: Path | None = None) -> Path | None:
 #: TWICESHY_* names that are not settings: they place and identify.
 NOT_SETTINGS = frozenset(
     {"TWICESHY_CONFIG", "TWICESHY_HOME", "TWICESHY_RUN", "TWICESHY_TOKEN", "TWICESHY_CA_FILE", "TWICESHY_DOCTOR"}
-    | {"TWICESHY_API", "TWICESHY_API_KEY"}
+    | {"TWICESHY_API", "TWICESHY_API_KEY", "TWICESHY_DATABASE_URL"}
 )
 
 

@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
-from runtime import runs
+from runtime import database, runs
 from runtime.errors import UsageError
 from runtime.keeping import Keeping
 from runtime.launch import sidecar
@@ -83,7 +83,10 @@ class Attempt:
 
     async def run(self) -> Ended:
         """Start the agent and see it through. Raises UsageError when it cannot be started."""
-        env = environment(os.environ, run=self.claim.run_id, token=self.claim.token, proxy=self.proxy, kit=self.kit)
+        env = environment(
+            os.environ, run=self.claim.run_id, token=self.claim.token, proxy=self.proxy, kit=self.kit,
+            database=database.split(self.keeping.dsn)[0],
+        )  # fmt: skip
         if self.watch is not None:
             env |= self.watch.environment
         # What starts the agent may take longer than a lease: libraries that are imported first, a machine that swaps.

@@ -39,16 +39,20 @@ def proxy_url(run: str, token: str, proxy: str) -> str:
     return f"http://{run}:{token}@{proxy}"
 
 
-def environment(base: Mapping[str, str], *, run: str, token: str, proxy: str, kit: Kit | None = None) -> dict[str, str]:
+def environment(
+    base: Mapping[str, str], *, run: str, token: str, proxy: str, kit: Kit | None = None, database: str | None = None
+) -> dict[str, str]:
     """*base* with what makes an unchanged program speak through the sidecar at *proxy* as *run*.
 
-    Without *kit* only plain HTTP is reached. Settings of twiceshy itself (``TWICESHY_*``) are passed on: an agent
+    *database*: where twiceshy's tables are, for transactions of the agent's own. Without *kit* only plain HTTP is reached. Settings of twiceshy itself (``TWICESHY_*``) are passed on: an agent
     may start another one.
     """
     result = {name: value for name, value in base.items() if name not in REMOVED}
     result.update(dict.fromkeys(PROXY_NAMES, proxy_url(run, token, proxy)))
     result.update(dict.fromkeys(EMPTIED, ""))
     result.update(TWICESHY_RUN=run, TWICESHY_TOKEN=token)
+    if database is not None:
+        result["TWICESHY_DATABASE_URL"] = database
     if kit is not None:
         result.update(dict.fromkeys(BUNDLE_NAMES, str(kit.bundle)))
         result.update(TWICESHY_CA_FILE=str(kit.ca), NODE_EXTRA_CA_CERTS=str(kit.ca), NODE_USE_ENV_PROXY="1")

@@ -38,6 +38,7 @@ class Slow:
 class NoSidecar:
     proxy = "127.0.0.1:9"
     sidecar = "s"
+    dsn = "postgresql://127.0.0.1:9/none"
 
 
 @pytest.fixture

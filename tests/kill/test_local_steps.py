@@ -1,8 +1,14 @@
 """Local steps of real agents: one that hangs is ended, one that kills its process is not begun for ever."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from tests.kill.launchers import Bench, until
+from tests.stack import PROJECT
 
 STEP = """
 import signal
@@ -57,3 +63,31 @@ while True: time.sleep(10)
     assert "3 attempts in a row brought no new step (max_attempts = 3)" in err
     assert "timeout = 0.5 s" in err
     until(lambda: not bench.agents(), "no agent is left")
+
+
+TRANSACTION = """
+import asyncio, json, os, urllib.request
+import asyncpg
+async def main():
+    asked = b'{"name": "pay", "transaction": true}'
+    with urllib.request.urlopen("http://twiceshy.internal/steps", asked) as answer:
+        permit = json.load(answer)
+    connection = await asyncpg.connect(os.environ["TWICESHY_DATABASE_URL"])
+    await connection.execute("CREATE SCHEMA shop; CREATE TABLE shop.paid (id int)")
+    async with connection.transaction():
+        await connection.execute("INSERT INTO shop.paid VALUES (1)")
+        given = permit["run"], permit["token"], permit["step"], "1"
+        await connection.execute("SELECT twiceshy.record_step($1, $2, $3, $4)", *given)
+    with urllib.request.urlopen(permit["finish"]) as answer:
+        assert json.load(answer) == {"output": 1}
+    print(await connection.fetchval("SELECT count(*) FROM shop.paid"))
+asyncio.run(main())
+"""
+
+
+@pytest.mark.check_all
+def test_the_embedded_database_is_there_for_transactions(home: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    command = [sys.executable, "-m", "proxy.cli", "run", "--", sys.executable, "-c", TRANSACTION]
+    done = subprocess.run(command, env=environment, cwd=PROJECT, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
