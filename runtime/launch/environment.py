@@ -44,8 +44,8 @@ def environment(
 ) -> dict[str, str]:
     """*base* with what makes an unchanged program speak through the sidecar at *proxy* as *run*.
 
-    *database*: where twiceshy's tables are, for transactions of the agent's own. Without *kit* only plain HTTP is reached. Settings of twiceshy itself (``TWICESHY_*``) are passed on: an agent
-    may start another one.
+    *database*: where twiceshy's tables are, for transactions of the agent's own. Without *kit* only plain HTTP is
+    reached. Settings of twiceshy itself (``TWICESHY_*``) are passed on: an agent may start another one.
     """
     result = {name: value for name, value in base.items() if name not in REMOVED}
     result.update(dict.fromkeys(PROXY_NAMES, proxy_url(run, token, proxy)))
