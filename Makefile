@@ -28,7 +28,7 @@ AGENTS_READY := $(AGENTS)/.ready-$(SERIES)
 SDKS_READY := $(AGENTS)/.sdks-$(SERIES)
 NODE_READY := tests/sdk/node/node_modules/.package-lock.json
 
-.PHONY: help demo agents test check check-all proof-nemesis bench format lock
+.PHONY: help demo agents test check check-all proof-nemesis proof-chaos bench format lock
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ check-all: check $(SDKS_READY) $(NODE_READY) ## check, and every test there is, 
 
 proof-nemesis: $(READY) ## ten minutes of killing everything; what came of it goes to bench/NEMESIS.txt
 	@$(PY) -m bench.nemesis --seconds 600 --runs 4 --out bench/NEMESIS.txt
+
+proof-chaos: $(READY) ## 200 refunds while workers, agents and sidecars are killed; what came of it goes to bench/CHAOS.txt
+	@$(PY) -m bench.chaos --out bench/CHAOS.txt
 
 bench: $(READY) ## measure; the figures go to bench/RESULTS.md
 	@$(PY) -m bench

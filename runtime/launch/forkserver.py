@@ -246,7 +246,8 @@ def ask(method: str, path: str, body: bytes = b"") -> bytes:
     head, _, answer = b"".join(pieces).decode("utf-8", "surrogateescape").partition("\r\n\r\n")
     status = head.split(" ", 2)[1:2]
     if status not in (["200"], ["204"]):
-        raise SystemExit(f"{method} {INTERNAL}{path}: {head.partition(chr(13))[0]}")
+        words = " ".join(answer.split()).encode("ascii", "backslashreplace").decode()
+        raise SystemExit(f"{method} {INTERNAL}{path}: {head.partition(chr(13))[0]}: {words}")
     return answer.encode("utf-8", "surrogateescape")
 
 
