@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from runtime.errors import DatabaseAway, Held, NotFound, TwiceshyError, UsageError
+from runtime.names import readable
 from runtime.settings import TABLES, Settings
 
 #: What the keeper starts as the sidecar.
@@ -189,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = result if isinstance(result, int) else asyncio.run(result)
         sys.stdout.flush()
     except TwiceshyError as error:
-        print(f"twiceshy: {error}", file=sys.stderr)
+        print(f"twiceshy: {readable(str(error))}", file=sys.stderr)
         if isinstance(error, Held | DatabaseAway):
             return 75  # EX_TEMPFAIL: the same again, later
         return 2 if isinstance(error, UsageError | NotFound) else 1

@@ -29,7 +29,7 @@ from proxy.refusals import Refusal
 from runtime import payload
 from runtime.entries import ChildEnd, Decision, Event, Own
 from runtime.errors import UsageError
-from runtime.names import PRIORITY_MAX, check_name
+from runtime.names import PRIORITY_MAX, check_name, shortened
 from runtime.step import Effect, Kind
 from runtime.tokens import check_id
 
@@ -101,7 +101,7 @@ def _body(request: Request, limit: int) -> dict[str, Any]:
 def _only(given: dict[str, Any], *names: str) -> None:
     unknown = sorted(set(given) - set(names))
     if unknown:
-        raise UsageError(f"{unknown[0]!r} is unknown here; there is: {', '.join(names) or 'nothing'}")
+        raise UsageError(f"{shortened(unknown[0])!r} is unknown here; there is: {', '.join(names) or 'nothing'}")
 
 
 def _value(name: str, given: dict[str, Any]) -> Asked:

@@ -9,8 +9,12 @@ import json
 from dataclasses import dataclass
 from html import escape
 
+from runtime.names import readable
+
 Headers = tuple[tuple[bytes, bytes], ...]
 PROBLEM = b"application/problem+json"
+#: How long a step's key may be.
+KEY_MAX = 200
 
 #: code -> (status, title). The docs list each one; a test holds the two together.
 CODES: dict[str, tuple[int, str]] = {
@@ -99,28 +103,34 @@ class Refusal:
             out += [(b"x-should-retry", b"false"), (b"stripe-should-retry", b"false")]
         if self.resume_at is not None:
             out.append((b"Twiceshy-Resume-At", self.resume_at.encode("ascii")))
-        if self.step is not None:
-            out.append((b"Twiceshy-Step", self.step.encode("latin-1", "replace")))
+        if self.step is not None and _is_key(self.step):
+            out.append((b"Twiceshy-Step", self.step.encode("ascii")))
         return tuple(out)
 
     def body(self, *, xml: bool = False) -> bytes:
         kind = "twiceshy_" + self.code.replace("-", "_")
+        said = readable(self.message)
         if xml:
             # Of XML 1.0 no escape can carry what is left out here.
-            words = "".join(each if each.isprintable() else " " for each in self.message)
+            words = "".join(each if each.isprintable() else " " for each in said)
             error = f"<Error><Code>{kind}</Code><Message>{escape(words)}</Message></Error>"
             return f"<ErrorResponse>{error}</ErrorResponse>\n".encode("ascii", "xmlcharrefreplace")
         problem: dict[str, object] = {
             "type": f"about:blank#{self.code}",
             "title": CODES[self.code][1],
             "status": self.status,
-            "detail": self.message,
-            "error": {"type": kind, "code": self.code, "message": self.message},
-            "message": self.message,
+            "detail": said,
+            "error": {"type": kind, "code": self.code, "message": said},
+            "message": said,
             "ok": False,
         }
         if self.run is not None:
             problem["run"] = self.run
-        if self.step is not None:
+        if self.step is not None and _is_key(self.step):
             problem["step"] = self.step
         return json.dumps(problem).encode("ascii") + b"\n"
+
+
+def _is_key(step: str) -> bool:
+    """Whether *step* may be one: who asks for one that is not there may have made it up."""
+    return len(step) <= KEY_MAX and step.isascii() and step.isprintable()

@@ -9,6 +9,16 @@ NAME = re.compile(r"[A-Za-z0-9._~-]{1,200}")
 PRIORITY_MAX = 1_000_000
 
 
+#: How long a word of a message may be, and a message.
+WORD_MAX, MESSAGE_MAX = 300, 8000
+_LONG = re.compile(rf"\S{{{WORD_MAX + 1},}}")
+
+
+def readable(message: str) -> str:
+    """*message* for people, cut where it repeats too much of what somebody else made up."""
+    return shortened(_LONG.sub(lambda word: shortened(word[0]), message), MESSAGE_MAX)
+
+
 def shortened(text: str, most: int = 200) -> str:
     """What of *text*, which somebody else made up, is repeated to him."""
     return text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"

@@ -7,6 +7,7 @@ import secrets
 from uuid import UUID
 
 from runtime.errors import UsageError
+from runtime.names import shortened
 
 #: What a run may be called.
 RUN_ID = re.compile(r"[A-Za-z0-9._~-]{1,200}")
@@ -27,7 +28,7 @@ def derived_id(uuid: UUID, what: str) -> str:
 def check_id(run_id: str) -> str:
     """*run_id*, or UsageError."""
     if not RUN_ID.fullmatch(run_id):
-        raise UsageError(f"run id {run_id!r}: 1 to 200 of the characters A-Z a-z 0-9 . _ ~ -")
+        raise UsageError(f"run id {shortened(run_id)!r}: 1 to 200 of the characters A-Z a-z 0-9 . _ ~ -")
     return run_id
 
 
