@@ -10,6 +10,8 @@ COUNT_MAX = 32
 #: How long a value may be, in characters.
 VALUE_MAX = 500
 NAME = re.compile(r"[A-Za-z0-9._~-]{1,100}")
+#: No control characters, line ends among them.
+VALUE = re.compile(rf"[^\x00-\x1f\x7f-\x9f]{{0,{VALUE_MAX}}}")
 
 
 def check(attributes: Mapping[str, str]) -> dict[str, str]:
@@ -22,8 +24,10 @@ def check(attributes: Mapping[str, str]) -> dict[str, str]:
 def _check(name: str, value: str) -> tuple[str, str]:
     if not NAME.fullmatch(name):
         raise UsageError(f"attribute {name[:100]!r}: a name is 1 to 100 of the characters A-Z a-z 0-9 . _ ~ -")
-    if len(value) > VALUE_MAX or not value.isprintable():
-        raise UsageError(f"attribute {name}: a value is at most {VALUE_MAX} printable characters")
+    if not VALUE.fullmatch(value) or any("\ud800" <= each <= "\udfff" for each in value):
+        raise UsageError(
+            f"attribute {name}: a value is at most {VALUE_MAX} characters, none of them a control character"
+        )
     return name, value
 
 

@@ -5,12 +5,12 @@ run twice, and none left out that was there when the first page was read.
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from runtime import attributes, shown
+from runtime import shown
 from runtime.database import Connection, sql
 from runtime.errors import NotFound, UsageError
 from runtime.runs import in_transaction
@@ -24,11 +24,11 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Which runs; what is None, or empty, lets all pass. ``created_after``: then or later."""
+    """Which runs; what is None, or empty, lets all pass. *attributes*: all of these; *created_after*: then or later."""
 
     status: RunStatus | None = None
     agent: str | None = None
-    attributes: Mapping[str, str] = field(default_factory=dict)
+    attributes: Sequence[tuple[str, str]] = ()
     created_after: datetime | None = None
     created_before: datetime | None = None
 
@@ -49,8 +49,8 @@ async def page(connection: Connection, filters: Filters, *, limit: int, cursor: 
     await connection.execute(sql("custom_plans"))
     rest = (filters.status, filters.agent, filters.created_after, filters.created_before, *behind, limit + 1)
     if filters.attributes:
-        checked = attributes.check(filters.attributes)
-        found = await connection.fetch(sql("runs_of_attributes"), *rest, list(checked), list(checked.values()))
+        names, values = zip(*filters.attributes, strict=True)
+        found = await connection.fetch(sql("runs_of_attributes"), *rest, names, values)
     else:
         found = await connection.fetch(sql("runs"), *rest)
     runs = [shown.run(row) for row in found[:limit]]

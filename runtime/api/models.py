@@ -55,6 +55,8 @@ def _utc(at: datetime) -> datetime:
 
 
 _NAME = r"^[A-Za-z0-9._~-]{1,200}$"
+#: Of an object whose names have a pattern.
+_NO_OTHERS: dict[str, Any] = {"additionalProperties": False}
 #: What a database takes as text.
 _TEXT = r"^[^\x00]*$"
 RunId = Annotated[str, Field(pattern=_NAME, description="id of a run")]
@@ -64,15 +66,19 @@ StepKey = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9._~:/@+=,-]{1,200}$", description="key of a step, as the journal has it")
 ]
 Moment = Annotated[AwareDatetime, BeforeValidator(_written), AfterValidator(_utc)]
-Whole = Annotated[int, BeforeValidator(_whole)]
+WHOLE = BeforeValidator(_whole)
 #: In an answer.
 JsonText = Annotated[Any, WithJsonSchema({"description": "any JSON, as it was written"})]
 Attributes = Annotated[
     dict[
         Annotated[str, Field(pattern=r"^[A-Za-z0-9._~-]{1,100}$")],
-        Annotated[str, Field(max_length=attributes.VALUE_MAX)],
+        Annotated[str, Field(pattern=rf"^{attributes.VALUE.pattern}$")],
     ],
-    Field(max_length=attributes.COUNT_MAX, description="what the run is to be found by: names and printable values"),
+    Field(
+        max_length=attributes.COUNT_MAX,
+        description="what the run is to be found by: names and values",
+        json_schema_extra=_NO_OTHERS,
+    ),
 ]
 Statuses = Annotated[RunStatus, Field(description="how the run stands")]
 
@@ -114,7 +120,7 @@ class RunFilters(Paging):
     status: Statuses | None = None
     agent: AgentName | None = None
     attribute: Annotated[
-        list[Annotated[str, Field(pattern=r"^[A-Za-z0-9._~-]{1,100}:")]],
+        list[Annotated[str, Field(pattern=rf"^[A-Za-z0-9._~-]{{1,100}}:{attributes.VALUE.pattern}$")]],
         Field(max_length=attributes.COUNT_MAX, description="NAME:VALUE; several: all of them"),
     ] = []
     created_after: Annotated[Moment | None, Field(description="created then or later")] = None
@@ -181,7 +187,7 @@ class StartRun(Model):
     agent: AgentName
     input: JsonText = None
     run: RunId | None = None
-    priority: Annotated[Whole, Field(ge=-PRIORITY_MAX, le=PRIORITY_MAX)] = 0
+    priority: Annotated[int, Field(ge=-PRIORITY_MAX, le=PRIORITY_MAX), WHOLE] = 0
     attributes: Attributes = {}
 
 
@@ -197,13 +203,15 @@ class AssumeDone(Model):
     """It happened, and the agent gets the answer given here; what is left out, the rule of the request says."""
 
     how: Literal["assume_done"]
-    status: Annotated[Whole | None, Field(ge=200, le=599)] = None
+    status: Annotated[
+        Annotated[int, Field(ge=200, le=599), WHOLE] | None, Field(description="200 where it is left out")
+    ] = None
     headers: Annotated[
         dict[
             Annotated[str, Field(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,200}$")],
             Annotated[str, Field(pattern=r"^[\t -~]{0,8000}$")],
         ],
-        Field(max_length=100),
+        Field(max_length=100, json_schema_extra=_NO_OTHERS),
     ] = {}
     body: Annotated[JsonText, Field(description="a string is the text itself, all else JSON as it is written")] = None
 
@@ -221,7 +229,9 @@ class Resolve(RootModel[Annotated[AssumeDone | SendAgain, Field(discriminator="h
 class ForkRun(Model):
     """Where to fork a run."""
 
-    before: Annotated[Whole, Field(ge=1, le=10**9, description="number of the first step that is done anew, from 1")]
+    before: Annotated[
+        int, Field(ge=1, le=10**9, description="number of the first step that is done anew, from 1"), WHOLE
+    ]
     run: Annotated[RunId | None, Field(description="id of the new run")] = None
     preview: Annotated[bool, Field(strict=True, description="only say what would be")] = False
 

@@ -18,10 +18,7 @@ def decided(decision: Decision) -> models.Decision:
     return models.Decision(**{name: getattr(decision, name) for name in models.Decision.model_fields})
 
 
-@ROUTES.add(
-    "GET", "/v1/approvals", {200: models.ApprovalPage},
-    gives={"run": "/approvals/0/run", "approval": "/approvals/0/id"},
-)  # fmt: skip
+@ROUTES.add("GET", "/v1/approvals", {200: models.ApprovalPage})
 async def list_approvals(call: Call, query: models.ApprovalFilters) -> Answer:
     """List what waits for a decision, the oldest first."""
     behind = None

@@ -82,7 +82,7 @@ async def list_runs(call: Call, query: models.RunFilters) -> Answer:
     In pages that do not shift when runs are added: `next` is the `cursor` of the page behind. Without input and result.
     """
     filters = listing.Filters(
-        query.status, query.agent, dict(attributes.read(each) for each in query.attribute), query.created_after,
+        query.status, query.agent, [attributes.read(each) for each in query.attribute], query.created_after,
         query.created_before,
     )  # fmt: skip
     async with call.connection() as connection:
@@ -186,8 +186,11 @@ async def fork_run(call: Call, path: models.OfRun, body: models.ForkRun) -> Answ
 
     A new run gets what was answered before that step, and does the rest anew, under new keys. 200: a preview.
     """
-    async with call.connection() as connection:
-        made = await forks.fork(connection, path.run, before=body.before, run_id=body.run, preview=body.preview)
+    try:
+        async with call.connection() as connection:
+            made = await forks.fork(connection, path.run, before=body.before, run_id=body.run, preview=body.preview)
+    except UsageError as error:  # it has no such step
+        raise Problem(404, str(error)) from error
     shown = models.Forked(
         run=made.run,
         replayed=[models.ForkStep(n=step.n, key=step.key, shown=step.shown) for step in made.replayed],

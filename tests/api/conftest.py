@@ -1,6 +1,7 @@
 """An API in this process, on a database of its own, and a client that has its key."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,10 @@ class Api:
     #: Every status that was answered: no test may leave a 500 behind unseen.
     statuses: list[int] = field(default_factory=list)
 
+    @property
+    def settings(self) -> Settings:
+        return self.house.settings
+
     async def ask(self, method: str, path: str, content: Any = None, **more: Any) -> tuple[int, Any]:
         """Status and JSON of an answer."""
         if content is not None:
@@ -68,26 +73,33 @@ def settings() -> Settings:
     return Settings(poll=0.05, database_wait=5.0)
 
 
-@pytest.fixture
-async def api(dsn: str, settings: Settings, tmp_path: Path) -> AsyncIterator[Api]:
+@asynccontextmanager
+async def served(
+    dsn: str, settings: Settings, folder: Path, agents: Mapping[str, AgentTable]
+) -> AsyncIterator[tuple[House, str, str]]:
+    """An API, its address and its key."""
     store = await Store.open(dsn, settings)
     house = House(
-        settings, lambda: AGENTS, store, Watch(store, settings.poll), nothing_assumed,
+        settings, lambda: agents, store, Watch(store, settings.poll), nothing_assumed,
         guard.own_names("127.0.0.1", settings.api_hosts),
     )  # fmt: skip
     runner = web.AppRunner(server.application(house), access_log=None, shutdown_timeout=1.0, **server.LIMITS)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    port = runner.addresses[0][1]
     async with store.connection() as connection:
-        key = await keys.of_folder(connection, tmp_path)
-    async with aiohttp.ClientSession() as session:
-        made = Api(house, f"http://127.0.0.1:{port}", key, session)
-        yield made
+        key = await keys.of_folder(connection, folder)
+    yield house, f"http://127.0.0.1:{runner.addresses[0][1]}", key
     house.ending.set()
     await house.watch.end()
     await runner.cleanup()
     await store.close()
+
+
+@pytest.fixture
+async def api(dsn: str, settings: Settings, tmp_path: Path) -> AsyncIterator[Api]:
+    async with served(dsn, settings, tmp_path, AGENTS) as (house, url, key), aiohttp.ClientSession() as session:
+        made = Api(house, url, key, session)
+        yield made
     assert 500 not in made.statuses
 
 

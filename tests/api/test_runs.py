@@ -81,6 +81,7 @@ async def test_lists_are_filtered(api: Api, conn: Connection) -> None:
     assert await listed("attribute=team:ops&attribute=env:prod") == [one]
     assert await listed("attribute=team:ops&status=queued") == [one]
     assert await listed("attribute=team:nobody") == []
+    assert await listed("attribute=team:ops&attribute=team:dev") == []
     at = (await api.get(f"/v1/runs/{two}"))["created_at"].replace("+", "%2B")
     assert await listed(f"created_after={at}") == [three, two]
     assert await listed(f"created_before={at}") == [one]

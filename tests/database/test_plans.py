@@ -140,7 +140,7 @@ INDEXES: list[tuple[dict[str, Any], str]] = [
     ({}, "run_created"),
     ({"status": "ambiguous"}, "run_status"),
     ({"agent": "b"}, "run_agent"),
-    ({"attributes": {"rare": "1"}}, "attribute_value"),
+    ({"attributes": [("rare", "1")]}, "attribute_value"),
 ]
 
 
