@@ -2,12 +2,12 @@
 
 import argparse
 import asyncio
-import json
 from dataclasses import replace
 from pathlib import Path
 
 from proxy import cli, cli_api
 from proxy.kit import lay_out
+from runtime import payload
 from runtime.errors import UsageError
 from runtime.settings import load
 
@@ -37,10 +37,7 @@ async def run(arguments: argparse.Namespace) -> int:
     given = None
     if arguments.input is not None:
         given = text_or_file(arguments.input)
-        try:
-            json.loads(given)
-        except ValueError as error:
-            raise UsageError(f"--input is not JSON: {error}") from error
+        payload.read(given, len(given), "--input")
     order = launcher.Order(
         command=arguments.command, run=arguments.run, input=given, no_wait=arguments.no_wait,
         agent=arguments.agent or Path(arguments.command[0]).name.encode("utf-8", "replace").decode(),

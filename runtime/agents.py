@@ -3,12 +3,12 @@
 Paths in a table are absolute by the time it comes here (``runtime.settings``), and a schema is read.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from runtime import payload
 from runtime.errors import UsageError
 
 #: How much of what does not fit is shown, in characters.
@@ -77,10 +77,7 @@ def declared(agents: Mapping[str, AgentTable], name: str) -> AgentTable:
 
 def check_input(name: str, table: AgentTable, given: bytes | None) -> None:
     """Raise UsageError, one line, unless *given* (None: no input, which is ``null``) is JSON and fits the agent."""
-    try:
-        value = None if given is None else json.loads(given, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"the input of agent {name} is not JSON: {error}") from error
+    value = None if given is None else payload.read(given, len(given), f"the input of agent {name}")
     if table.input_schema is None:
         return
     from jsonschema import Draft202012Validator
@@ -104,7 +101,3 @@ def check_input(name: str, table: AgentTable, given: bytes | None) -> None:
 def _short(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= SHOWN else f"{line[:SHOWN]}…"
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")

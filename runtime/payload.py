@@ -8,6 +8,9 @@ from runtime.errors import UsageError
 
 #: How deep arrays and objects may stand in one another: readers in other languages give up sooner than ours.
 DEPTH_MAX = 200
+#: How many digits a whole number may have: Python takes no more.
+DIGITS_MAX = 4300
+_MANY_DIGITS = re.compile(rb"[0-9]{%d}" % (DIGITS_MAX + 1))
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\n\r]*")
 
@@ -22,6 +25,8 @@ def read(text: bytes, limit: int, what: str) -> Any:
     except RecursionError:
         deep = True
     except ValueError as error:
+        if _MANY_DIGITS.search(text):
+            raise UsageError(f"{what} has a whole number of more than {DIGITS_MAX} digits") from error
         raise UsageError(f"{what} is not JSON: {error}") from error
     if deep:
         raise UsageError(f"{what} is nested more than {DEPTH_MAX} deep")

@@ -4,6 +4,7 @@ The file is looked for from the working folder upwards, or named by ``TWICESHY_C
 are an error. ``twiceshy env`` and the docs print the help texts below.
 """
 
+import difflib
 import json
 import os
 import tomllib
@@ -14,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from runtime.agents import AgentTable, Name
 from runtime.errors import UsageError
+from runtime.names import shortened
 
 
 class Settings(BaseModel):
@@ -165,7 +167,44 @@ def load(flags: dict[str, Any] | None = None, start: Path | None = None) -> Sett
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         origin = f"TWICESHY_{where.upper()}" if f"TWICESHY_{where.upper()}" in os.environ else str(path or "flags")
-        raise UsageError(f"{origin}: setting {where!r}: {first['msg']} (got {first.get('input')!r})") from error
+        raise UsageError(f"{origin}: setting {where!r}: {_words(first)}") from error
+
+
+def _words(error: Any) -> str:
+    """What is wrong with a value, in words of our own where pydantic's are for programmers."""
+    limits = error.get("ctx", {})
+    match error["type"]:
+        case "extra_forbidden":
+            known = AgentTable.model_fields if error["loc"][0] == "agents" else Settings.model_fields
+            near = difflib.get_close_matches(str(error["loc"][-1]), known, 1)
+            return "there is none of that name" + (f"; is {near[0]!r} meant?" if near else "")
+        case "value_error":
+            return str(limits["error"])
+        case "missing":
+            return "it is missing"
+        case "greater_than":
+            words = f"a number above {limits['gt']:g}"
+        case "greater_than_equal":
+            words = f"a number from {limits['ge']:g} on"
+        case "literal_error":
+            words = str(limits["expected"])
+        case "finite_number" | "float_parsing" | "float_type":
+            words = "a number"
+        case "int_parsing" | "int_type" | "int_from_float" | "int_parsing_size":
+            words = "a whole number"
+        case "bool_parsing" | "bool_type":
+            words = "true or false"
+        case "string_type":
+            words = "a text"
+        case "list_type":
+            words = "a list"
+        case "dict_type" | "model_type":
+            words = "a table"
+        case "string_pattern_mismatch":
+            words = f"a name of the form {limits['pattern']}"
+        case _:
+            words = str(error["msg"])
+    return f"{words}, not {shortened(repr(error.get('input')))}"
 
 
 def _place(agents: Any, folder: Path) -> None:

@@ -52,6 +52,30 @@ def test_nonsense_is_one_line_and_exit_code_2(
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("lease", "abc", "a number, not 'abc'"),
+        ("lease", "-1", "a number above 0, not '-1'"),
+        ("resend", "1.5", "a whole number, not '1.5'"),
+        ("resend", "-1", "a number from 0 on, not '-1'"),
+        ("resend", "9" * 5000, "a whole number, not '999"),
+        ("mode", "fast", "'durable', 'journal' or 'naive', not 'fast'"),
+        ("deny_private", "maybe", "true or false, not 'maybe'"),
+        ("laese", "3", "there is none of that name; is 'lease' meant?"),
+        ("agents", "3", "a table, not '3'"),
+    ],
+)
+def test_a_setting_that_is_wrong_is_told_in_plain_words(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, words: str
+) -> None:
+    monkeypatch.setenv(f"TWICESHY_{name.upper()}", value)
+    with pytest.raises(UsageError) as refused:
+        load()
+    assert f"TWICESHY_{name.upper()}: setting {name!r}: {words}" in str(refused.value)
+    assert len(str(refused.value)) < 400
+
+
 @pytest.mark.parametrize("value", ["inf", "nan", "1e400"])
 def test_no_setting_is_endless(value: str) -> None:
     with pytest.raises(UsageError, match="'lease'"):

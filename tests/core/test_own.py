@@ -110,6 +110,14 @@ def test_json_is_read_strictly() -> None:
             payload.read(text, 1 << 20, "it")
 
 
+def test_whole_numbers_have_an_end() -> None:
+    payload.read(b"9" * payload.DIGITS_MAX, 1 << 20, "it")
+    with pytest.raises(UsageError, match=r"^it has a whole number of more than 4300 digits$"):
+        payload.read(b"[" + b"9" * (payload.DIGITS_MAX + 1) + b"]", 1 << 20, "it")
+    assert payload.read(b'"' + b"9" * 5000 + b'"', 1 << 20, "it") == "9" * 5000
+    payload.read(b"0." + b"9" * 5000, 1 << 20, "it")
+
+
 # ---- how such a step is decided
 
 
