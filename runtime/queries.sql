@@ -328,11 +328,11 @@ INSERT INTO twiceshy.start (key, run_id, digest) VALUES ($1, $2, $3) ON CONFLICT
 -- started: what was started under a key
 SELECT s.run_id, s.digest FROM twiceshy.start s WHERE s.key = $1;
 
--- forget_starts: keys whose runs have long ended, some at a time
+-- forget_starts: keys whose runs, and whatever continued them, have long ended; some at a time
 DELETE FROM twiceshy.start s WHERE s.key = ANY(ARRAY(
     SELECT o.key FROM twiceshy.start o
     WHERE o.at < (SELECT twiceshy.now()) - make_interval(secs => $1) AND coalesce(
-        (SELECT coalesce(u.ended_at, 'infinity') FROM twiceshy.run u WHERE u.id = o.run_id), '-infinity'
+        (SELECT coalesce(u.ended_at, 'infinity') FROM twiceshy.run u WHERE u.id = twiceshy.newest(o.run_id)), '-infinity'
     ) < (SELECT twiceshy.now()) - make_interval(secs => $1)
     ORDER BY o.at LIMIT $2 FOR UPDATE SKIP LOCKED))
 RETURNING s.key;

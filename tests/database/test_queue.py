@@ -81,6 +81,15 @@ async def test_keys_are_forgotten_some_at_a_time_when_their_runs_ended_long_ago(
     late, living = [await queue.start(conn, "a", None, key=key) for key in ("late", "living")]
     gone = await queue.start(conn, "a", None, key="gone")
     await conn.execute("DELETE FROM twiceshy.run WHERE id = $1", gone)
+    # It has ended, and goes on as another one.
+    chain = await queue.start(conn, "a", None, key="chain")
+    await conn.execute(
+        "INSERT INTO twiceshy.run (id, agent, first_run, continued_from) VALUES ($1 || '-2', 'a', $1, $1)", chain
+    )
+    await conn.execute(
+        "UPDATE twiceshy.run SET status = 'done', ended_at = twiceshy.now(), continued_as = $1 || '-2' WHERE id = $1",
+        chain,
+    )
     for run in ended:
         await verbs.cancel(conn, run)
     assert not await queue.forget_starts(conn, retention=100)
@@ -89,7 +98,7 @@ async def test_keys_are_forgotten_some_at_a_time_when_their_runs_ended_long_ago(
     await at(conn, 101)
     assert [await queue.forget_starts(conn, retention=100) for _ in range(3)] == [True, False, False]
     left = await conn.fetch("SELECT key FROM twiceshy.start ORDER BY key")
-    assert [row["key"] for row in left] == ["late", "living"]
+    assert [row["key"] for row in left] == ["chain", "late", "living"]
     assert await queue.start(conn, "a", None, key="living") == living
     assert await queue.start(conn, "a", None, key="ended-0") != ended[0]
 
