@@ -106,6 +106,7 @@ def test_a_retry_of_what_was_never_understood_is_no_retry_of_an_earlier_call(wor
     assert attempt is not None
     attempt.program += [Ask("call", "a"), Ask("call", "a")]
     scene.ask(attempt, 0)
+    assert world.wait(scene.open)
     scene.decide(scene.open()[0], Fate.OK)
     world.run(north.gate.refuse)
     scene.time_passes(LEASE * 1.2)
@@ -127,6 +128,7 @@ def test_who_was_gone_before_his_answer_was_written_has_not_had_it(world: World)
     first.program += [Ask("call", "a"), Ask("mail", "a")]
     for place in (0, 1):
         scene.ask(first, place)
+        assert world.wait(scene.open)
         scene.decide(scene.open()[0], Fate.OK)
     scene.end(first, "died")
     second = scene.claim(run, "north")
