@@ -1,6 +1,8 @@
 """Agents as twiceshy.toml declares them: what is read, what is refused, and in which words."""
 
 import json
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 from runtime.agents import AgentTable, check_input, declared
 from runtime.errors import UsageError
 from runtime.keeping import settings_as_values
+from runtime.launch.python_agent import interpreter
 from runtime.settings import Settings, load
 
 SCHEMA: dict[str, Any] = {
@@ -56,6 +59,11 @@ def test_files_are_seen_from_the_file_that_names_them(tmp_path: Path) -> None:
         ('[agents.refund]\ncommand = ["x"]\nretries = 3', "agents.refund.retries.*none of that name"),
         ('[agents.refund]\ncommand = "python x.py"', "agents.refund.command.*list"),
         ("[agents.refund]\ncommand = []", "agents.refund.*an agent has a command"),
+        ("[agents.refund]\ncommand = ['x']\npython = 'agent:work'", "agents.refund.*a command, or python ="),
+        ("[agents.refund]\npython = 'agent'", "agents.refund.python"),
+        ("[agents.refund]\npython = 'agent:work'\npreload = ['agent.tools']", "agents.refund.*is the agent's own"),
+        ("[agents.refund]\npython = 'agent:work'\npreload = ['a b']", "agents.refund.preload"),
+        ("[agents.refund]\ncommand = ['x']\npreload = ['os']", "agents.refund.*interpreter and preload go with python"),
         ('[agents.refund]\ncommand = ["x"]\nmax_attempts = 0', "agents.refund.max_attempts"),
         ('[agents.refund]\ncommand = ["x"]\nmax_attempts = "5"', "agents.refund.max_attempts"),
         ('[agents.refund]\ncommand = ["x"]\ninput_schema = { type = "nothing" }', "agents.refund.input_schema.*no JSO"),
@@ -69,6 +77,32 @@ def test_a_mistake_is_named_by_file_agent_and_field(tmp_path: Path, text: str, w
     with pytest.raises(UsageError, match=rf"(?s){tmp_path}/twiceshy.toml.*{words}") as error:
         written(tmp_path, text)
     assert len(str(error.value).splitlines()) == 1
+
+
+def test_an_interpreter_is_a_path_or_a_command_and_by_default_that_of_its_folder(tmp_path: Path) -> None:
+    settings = written(
+        tmp_path,
+        """
+        [agents.path]
+        python = "agents.refund:handle.it"
+        interpreter = "env/bin/python"
+        [agents.command]
+        python = "agents.refund:handle"
+        interpreter = "python3"
+        [agents.default]
+        python = "agents.refund:handle"
+        """,
+    )
+    path, command, default = (settings.agents[name] for name in ("path", "command", "default"))
+    assert path.interpreter == str(tmp_path / "env" / "bin" / "python")
+    with pytest.raises(UsageError, match=r"interpreter '.*env/bin/python': no such file"):
+        interpreter(path)
+    assert interpreter(command) == interpreter(default) == shutil.which("python3")
+    own = tmp_path / ".venv" / "bin" / "python"
+    own.parent.mkdir(parents=True)
+    own.symlink_to(sys.executable)
+    # By its own path a Python knows its environment.
+    assert (interpreter(command), interpreter(default)) == (shutil.which("python3"), str(own))
 
 
 def test_agents_change_nothing_of_which_sidecar_is_shared() -> None:

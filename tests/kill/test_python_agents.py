@@ -207,18 +207,3 @@ def test_an_agent_that_stays_when_the_worker_is_told_to_stop_is_interrupted(work
     worker.send_signal(signal.SIGTERM)
     assert works.ends(worker) == 0
     assert (works.forked(), works.world.outcomes(run)) == ([], ["interrupted"])
-
-
-@pytest.mark.check_all
-def test_a_table_that_says_two_things_is_refused_in_one_line(works: Works) -> None:
-    works.declare_function("")
-    for lines, words in (
-        ("command = ['x']\npython = 'agent:work'", "an agent has a command, or python ="),
-        ("python = 'agent'", "String should match pattern"),
-        ("python = 'agent:work'\npreload = ['agent.tools']", "agent is the agent's own"),
-        ("command = ['x']\npreload = ['os']", "interpreter and preload go with python"),
-        ("python = 'agent:work'\ninterpreter = './none'", "agent a: interpreter"),
-    ):
-        works.config.write_text(f"[agents.a]\n{lines}\n")
-        told = works.cli("worker", "--agent", "a")
-        assert (told.returncode, words in told.stderr) == (2, True), told.stderr
