@@ -162,7 +162,7 @@ async def _await(due: Try | Pause | Do) -> Any:
     if isinstance(due, Pause):
         return await asyncio.sleep(due.seconds)
     with _within(due.permit):
-        if inspect.iscoroutinefunction(inspect.unwrap(getattr(due.work, "func", due.work))):
+        if inspect.iscoroutinefunction(due.work):
             async with asyncio.timeout(due.timeout):
                 return await due.work()
         # A function that blocks must not stop the loop; its time limit is the sidecar's business, for no thread can

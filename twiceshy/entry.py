@@ -27,6 +27,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from twiceshy import agent_api, steps
 from twiceshy.drive import awaited, blocking
+from twiceshy.operation import Operation
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -91,31 +92,23 @@ def activity(
 ) -> Callable[[Callable[P, T]], Callable[P, T]]: ...  # fmt: skip
 
 
-def activity(work: Callable[..., Any] | None = None, /, *, name: str | None = None, **options: Any) -> Any:
+def activity(
+    work: Callable[..., Any] | None = None, /, *, name: str | None = None, at_most_once: bool = False, **limits: Any
+) -> Any:
     """Make each call of a function a step: done once, its output kept. As ``step``, which says what the options are.
 
     What it returns is JSON from then on: a tuple is a list.
     """
     if work is None:
-        return functools.partial(_activity, name=name, options=options)
-    return _activity(work, name=name, options=options)
+        return functools.partial(activity, name=name, at_most_once=at_most_once, **limits)
+    called, limit, signature = name or work.__name__, steps.limits_of(work, **limits), inspect.signature(work)
 
-
-def _activity(work: Callable[..., Any], *, name: str | None, options: dict[str, Any]) -> Callable[..., Any]:
-    called = name or work.__name__
-    do: Any = (awaited if inspect.iscoroutinefunction(work) else blocking)(steps.step)
-    signature = inspect.signature(work)
-
-    @functools.wraps(work)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def operation(*args: Any, **kwargs: Any) -> Operation[Any]:
         bound = signature.bind(*args, **kwargs)
-        if bound.kwargs:  # what is given by name only
-            both = functools.partial(_apart, work)
-            return do(called, both, list(bound.args), bound.kwargs, **options)
-        return do(called, work, *bound.args, **options)
+        done = functools.partial(work, *bound.args, **bound.kwargs)
+        # What is given by name only stands beside the rest.
+        given = [list(bound.args), bound.kwargs] if bound.kwargs else list(bound.args)
+        return (yield from steps.perform(called, given, done, limit, at_most_once=at_most_once))
 
-    return call
-
-
-def _apart(work: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return work(*args, **kwargs)
+    doing = awaited(operation) if inspect.iscoroutinefunction(work) else blocking(operation)
+    return functools.update_wrapper(doing, work)

@@ -58,14 +58,27 @@ def step(
     *heartbeat_timeout*, and the next one tries again. With *at_most_once* a step of which nobody knows whether it was
     done stops the run, instead of being done again. Within *work*: ``heartbeat``, ``progress``, ``idempotency_key``.
     """
-    limits = Limits(
-        max_tries,
-        None if timeout is None else seconds(timeout),
-        None if heartbeat_timeout is None else seconds(heartbeat_timeout),
-        inspect.iscoroutinefunction(work),
-    )
+    limits = limits_of(work, max_tries, timeout, heartbeat_timeout)
+    done = functools.partial(work, *args)
+    return (yield from perform(name, list(args), done, limits, at_most_once=at_most_once, key=key))
+
+
+def perform(
+    name: str, given: Any, work: Callable[[], Any], limits: "Limits", *, at_most_once: bool = False,
+    key: str | None = None,
+) -> Operation[Any]:  # fmt: skip
+    """The step *name* of what is *given*, which calling *work* does."""
     options = {"at_most_once": True} if at_most_once else {}
-    return (yield from _done(name, args, options, limits, lambda _: functools.partial(work, *args), key=key))
+    return (yield from _done(name, given, options, limits, lambda _: work, key=key))
+
+
+def limits_of(
+    work: Callable[..., Any], max_tries: int | None = None, timeout: float | timedelta | None = None,
+    heartbeat_timeout: float | timedelta | None = None,
+) -> "Limits":  # fmt: skip
+    """The limits of a step that is done by *work*."""
+    heard = None if heartbeat_timeout is None else seconds(heartbeat_timeout)
+    return Limits(max_tries, None if timeout is None else seconds(timeout), heard, inspect.iscoroutinefunction(work))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +107,11 @@ class Limits:
 
 
 def _done(
-    name: str, args: tuple[Any, ...], options: Mapping[str, Any], limits: Limits,
+    name: str, given: Any, options: Mapping[str, Any], limits: Limits,
     work: Callable[[Permit], Callable[[], Any]], *, key: str | None = None, recorded: bool = False,
 ) -> Operation[Any]:  # fmt: skip
     """What came of the step, now or before. *recorded*: what *work* makes has recorded its output itself."""
-    begin = {"name": name, "input": list(args), **options, **limits.told()}
+    begin = {"name": name, "input": given, **options, **limits.told()}
     reply = yield from ask("POST", "/steps", dump(begin, f"the input of step {name}"), key=key)
     cause: Exception | None = None
     failures = 0
@@ -210,4 +223,4 @@ def transaction(
         return functools.partial(perform, connection, work, args, parameters)
 
     options = {"transaction": True}
-    return (yield from _done(name, args, options, Limits(max_tries), within, key=key, recorded=True))
+    return (yield from _done(name, list(args), options, Limits(max_tries), within, key=key, recorded=True))

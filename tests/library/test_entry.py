@@ -1,6 +1,8 @@
 """A program's entry, and functions that are steps, against a real sidecar."""
 
 import asyncio
+import functools
+import inspect
 import os
 import subprocess
 import sys
@@ -82,6 +84,15 @@ def test_an_agent_by_its_name(given: Callable[[bytes], Attempt], run: str, one_s
 # ---- activities
 
 
+async def test_a_function_that_only_makes_a_coroutine_is_awaited(begin: Begin) -> None:
+    async def work(n: int) -> int:
+        return n + 1
+
+    await asyncio.to_thread(begin)
+    assert await aio.step("wrapped", lambda n: work(int(n)), 1) == 2
+    assert await aio.step("partial", functools.partial(work, 2)) == 3
+
+
 def test_an_activity_is_a_step_of_its_name(begin: Begin) -> None:
     calls = []
 
@@ -109,6 +120,7 @@ async def test_an_asynchronous_activity(begin: Begin) -> None:
         await asyncio.sleep(0)
         return len(word) * times
 
+    assert inspect.iscoroutinefunction(count)
     for _ in range(2):
         await asyncio.to_thread(begin)
         assert [*await asyncio.gather(count("a"), count("bc", times=2))] == [1, 4]
