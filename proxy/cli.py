@@ -43,7 +43,18 @@ def flags(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def parser() -> argparse.ArgumentParser:
     """All verbs and their arguments."""
-    from proxy import cli_api, cli_ca, cli_doctor, cli_event, cli_fork, cli_run, cli_runs, cli_shell, cli_worker
+    from proxy import (
+        cli_api,
+        cli_approvals,
+        cli_ca,
+        cli_doctor,
+        cli_event,
+        cli_fork,
+        cli_run,
+        cli_runs,
+        cli_shell,
+        cli_worker,
+    )
 
     top = argparse.ArgumentParser(
         prog="twiceshy", description="Agents that never do it twice.", allow_abbrev=False,
@@ -83,6 +94,7 @@ def parser() -> argparse.ArgumentParser:
     start.add_argument("--input", metavar="JSON", help="what it works on; @FILE reads it from a file")
     start.add_argument("--run", metavar="ID", help="the id of the run (default: a new one)")
     start.add_argument("--key", metavar="KEY", help="equal starts with an equal key are one run")
+    start.add_argument("--attribute", action="append", default=[], metavar="NAME:VALUE", help="to find it by")
     start.add_argument("--priority", type=int, default=0, metavar="N", help="higher ones go first (default: 0)")
     start.add_argument("--json", action="store_true", help="as JSON, for programs")
 
@@ -125,6 +137,8 @@ def parser() -> argparse.ArgumentParser:
     runs = verb("runs", cli_runs.runs, "list runs, the newest first")
     runs.add_argument("--status", metavar="STATUS", help="only those that are so")
     runs.add_argument("--agent", metavar="NAME", help="only those of this agent")
+    runs.add_argument("--attribute", action="append", default=[], metavar="NAME:VALUE", help="only those that have it; "
+                      "again: all of them")  # fmt: skip
     runs.add_argument("--limit", type=int, default=50, metavar="N", help="how many (default: %(default)s)")
     runs.add_argument("--json", action="store_true", help="as JSON, for programs")
 
@@ -145,12 +159,28 @@ def parser() -> argparse.ArgumentParser:
     resolve.add_argument("--header", action="append", default=[], metavar="NAME:VALUE", help="of the answer")
     body = "of the answer (default: {}, as JSON); @FILE reads it from a file"
     resolve.add_argument("--body", metavar="TEXT", help=body)
+    resolve.add_argument("--json", action="store_true", help="as JSON, for programs")
 
     event = verb("event", cli_event.event, "send a run an event, which one wait for it takes")
     event.add_argument("run", metavar="RUN")
     event.add_argument("name", metavar="NAME")
     event.add_argument("--id", metavar="ID", help="one that was sent before sends nothing (default: a new one)")
-    event.add_argument("--json", metavar="JSON", help="its payload (default: null); @FILE reads it from a file")
+    event.add_argument("--payload", metavar="JSON", help="what it says (default: null); @FILE reads it from a file")
+    event.add_argument("--json", action="store_true", help="as JSON, for programs")
+
+    waiting = verb("approvals", cli_approvals.listed, "list what runs wait for a person to decide, the oldest first")
+    waiting.add_argument("--run", metavar="RUN", help="only of this one")
+    waiting.add_argument("--name", metavar="NAME", help="only those of this name")
+    waiting.add_argument("--limit", type=int, default=50, metavar="N", help="how many (default: %(default)s)")
+    waiting.add_argument("--json", action="store_true", help="as JSON, for programs")
+    approve = verb("approve", cli_approvals.approve, "decide what a run waits for: yes; the first decision stands")
+    decline = verb("decline", cli_approvals.decline, "decide what a run waits for: no; the first decision stands")
+    for each in (approve, decline):
+        each.add_argument("run", metavar="RUN")
+        each.add_argument("name", metavar="NAME", help="of the approval, or its id where the run asked more than once")
+        each.add_argument("--by", metavar="WHO", help="who says so")
+        each.add_argument("--comment", metavar="TEXT")
+        each.add_argument("--json", action="store_true", help="as JSON, for programs")
 
     ca = verb("ca", cli_ca.ca, "show the CA certificate that agents must trust: its file and fingerprint")
     ca.add_argument("--export", metavar="FILE", help="write the certificate (never the key) to a file; -: print it")
@@ -174,7 +204,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
                 f"{arguments.command[0]!r} stands before the --: twiceshy {words[0]} [options] -- COMMAND…"
             )
         arguments.command = command
-    for name in ("run", "step", "agent", "key"):
+    for name in ("run", "step", "agent", "key", "name"):
         given = getattr(arguments, name, None)
         if isinstance(given, str) and not given.isprintable():  # nor are the bytes that are no UTF-8
             raise UsageError(f"{name} {given!r}: no name")

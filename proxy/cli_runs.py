@@ -14,15 +14,17 @@ import asyncpg
 
 from proxy import cli
 from proxy.cli_run import text_or_file
-from proxy.message import Request
-from proxy.outgoing import recall
-from proxy.profiles import Assumed, Rules
-from runtime import database, tape
+from proxy.settling import assume
+from runtime import attributes, database, listing, tape
 from runtime import runs as verbs
 from runtime.errors import DatabaseAway, NotFound, UsageError
 from runtime.settings import load
+from runtime.settling import Given, settle
 from runtime.step import RunStatus, State
 from runtime.tapes import read_tape
+
+#: How much of a result is shown, in characters.
+SHOWN = 2000
 
 
 @asynccontextmanager
@@ -51,14 +53,32 @@ async def show(arguments: argparse.Namespace) -> int:
     """Print the tape."""
     async with connection() as conn:
         read = await read_tape(conn, arguments.run)
+        row = await verbs.get_run(conn, arguments.run)
     if arguments.json:
-        print(json.dumps(tape.as_json(read), indent=2))
+        more = {"input": _value(row.input), "result": _value(row.result), "attributes": row.attributes}
+        print(json.dumps(tape.as_json(read) | more, indent=2))
         return 0
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     print(tape.picture(read, width=shutil.get_terminal_size((110, 40)).columns, colour=colour))
     print()
     print("\n".join(tape.summary(read)[1:] or tape.summary(read)[:1]))
+    if row.result is not None:
+        print(f"result: {_short(row.result)}")
     return 0
+
+
+def _value(text: bytes | None) -> Any:
+    """What the database holds as JSON. What is none after all is shown as a text."""
+    try:
+        return None if text is None else json.loads(text)
+    except (ValueError, RecursionError):
+        return (text or b"").decode("utf-8", "replace")
+
+
+def _short(text: bytes) -> str:
+    """On one line, and nothing that moves a cursor."""
+    shown = json.dumps(_value(text))
+    return shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}… ({len(text):,} bytes; --json shows them)"
 
 
 async def runs(arguments: argparse.Namespace) -> int:
@@ -68,8 +88,9 @@ async def runs(arguments: argparse.Namespace) -> int:
     if not 0 < arguments.limit < 1 << 31:
         raise UsageError(f"--limit {arguments.limit}: a number from 1")
     status = RunStatus(arguments.status) if arguments.status else None
+    filters = listing.Filters(status, arguments.agent, [attributes.read(each) for each in arguments.attribute])
     async with connection() as conn:
-        rows = await verbs.list_runs(conn, status=status, agent=arguments.agent, limit=arguments.limit)
+        rows = (await listing.page(conn, filters, limit=arguments.limit)).runs
     if arguments.json:
         print(json.dumps([_as_json(row) for row in rows], indent=2))
         return 0
@@ -108,6 +129,7 @@ def _as_json(row: Any) -> dict[str, Any]:
         "ended_at": row.ended_at.isoformat() if row.ended_at else None,
         "stop": {"step": row.stop_step, "message": row.stop_message} if row.status.stopped else None,
         "error": row.error,
+        "attributes": row.attributes,
     }
 
 
@@ -121,35 +143,22 @@ async def resolve(arguments: argparse.Namespace) -> int:
         raise UsageError("--status, --header and --body are the answer of assume_done; send_again gets a real one")
     if arguments.status is not None and not 200 <= arguments.status <= 599:
         raise UsageError(f"--status {arguments.status}: no status that ends a request")
-    explicit = bool(headers) or arguments.body is not None or arguments.status is not None
-    answer = Assumed(
-        arguments.status or 200, headers, b"{}" if arguments.body is None else text_or_file(arguments.body)
-    )
+    body = None if arguments.body is None else text_or_file(arguments.body)
+    given = Given(arguments.status, headers, body)
     async with connection() as conn:
         key = await _step(conn, arguments.run, arguments.step)
-        if how == "assume_done" and not explicit:
-            answer = await _assumed(conn, arguments.run, key) or answer
-        headers = answer.headers
-        if b"content-type" not in {name.lower() for name, _ in headers} and _is_json(answer.body):
-            headers += ((b"Content-Type", b"application/json"),)
-        status = await verbs.resolve(
-            conn, arguments.run, key, how, status=answer.status, headers=headers, body=answer.body, explicit=explicit
-        )
+        status = await settle(conn, arguments.run, key, how, given, assume(load().route))
         read = await read_tape(conn, arguments.run)
         for_workers = (await verbs.get_run(conn, arguments.run)).for_workers
+    if arguments.json:
+        print(json.dumps({"run": arguments.run, "step": key, "how": how, "status": status}))
+        return 0
     print(f"step {key}: {how}; run {arguments.run} is {status}")
     if status.stopped:
         print("\n".join(tape.needs_a_person(read)))
     else:
         print("a worker goes on with it" if for_workers else f"to go on: twiceshy run --run {arguments.run} -- COMMAND")
     return 0
-
-
-async def _assumed(conn: Any, run: str, key: str) -> Assumed | None:
-    """What the rule of the step's request says that ``assume_done`` means."""
-    first = await verbs.first_request(conn, run, key)
-    request = recall(*first, Request("GET", "http", "", 80, "/", (), b""))
-    return Rules.load(load().route).match(request).assumed
 
 
 async def _step(conn: Any, run: str, given: str) -> str:
@@ -166,14 +175,6 @@ async def _step(conn: Any, run: str, given: str) -> str:
     if open_:
         raise UsageError(f"run {run} has {len(open_)} open steps that begin with {given!r}: {', '.join(open_)}")
     raise NotFound(f"run {run} has no step {given!r}; twiceshy show {run} lists what is open")
-
-
-def _is_json(body: bytes) -> bool:
-    try:
-        json.loads(body)
-    except ValueError:
-        return False
-    return True
 
 
 def _header(text: str) -> tuple[bytes, bytes]:

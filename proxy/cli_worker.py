@@ -10,7 +10,7 @@ from proxy import cli
 from proxy.cli_run import text_or_file
 from proxy.cli_runs import connection
 from proxy.kit import lay_out
-from runtime import queue, runs, verbs
+from runtime import attributes, queue, runs, verbs
 from runtime.agents import AgentTable, check_input, declared
 from runtime.errors import UsageError
 from runtime.settings import load
@@ -66,7 +66,13 @@ async def start(arguments: argparse.Namespace) -> int:
     check_input(arguments.agent, table, given)
     async with connection() as conn:
         run = await queue.start(
-            conn, arguments.agent, given, run_id=arguments.run, key=arguments.key, priority=arguments.priority
+            conn,
+            arguments.agent,
+            given,
+            run_id=arguments.run,
+            key=arguments.key,
+            priority=arguments.priority,
+            attributes=dict(attributes.read(each) for each in arguments.attribute),
         )
         status = (await runs.get_run(conn, run)).status if arguments.json else None
     print(json.dumps({"run": run, "agent": arguments.agent, "status": status}) if arguments.json else run)

@@ -1,7 +1,7 @@
 """An assistant that runs for ever: answers each message by mail, and remembers what was said.
 
     twiceshy start assistant --run assistant-ada --input '{"to": "ada@example.org"}'
-    twiceshy event assistant-ada message --json '"When does the shop open?"'
+    twiceshy event assistant-ada message --payload '"When does the shop open?"'
 
 Between two messages it holds no process. When its journal has grown long (1,000 steps by default) it goes on as a new
 run, which is given what it remembers, and the messages that it has not read. They may still be sent to the first run.
