@@ -17,6 +17,7 @@ from runtime.api.server import ROUTES
 from runtime.database import Connection
 from runtime.settings import Settings
 from tests.api.conftest import Api, served
+from twiceshy import ChildFailed, Client, TimedOut
 
 
 class Anybody(dict[str, AgentTable]):
@@ -64,6 +65,18 @@ def schemathesis(url: str, key: str, folder: Path, *more: str) -> None:
 @pytest.mark.check_all
 def test_the_api_passes_schemathesis(apart: tuple[str, str], tmp_path: Path) -> None:
     schemathesis(*apart, tmp_path, "--max-examples", "100")
+
+
+def test_the_library_speaks_to_it(apart: tuple[str, str]) -> None:
+    client = Client(*apart)
+    run = client.start("a", {"n": 1}, key="once", attributes={"team": "ops"})
+    assert client.start("a", {"n": 1}, key="once", attributes={"team": "ops"}) == run
+    client.signal(run, "go", {"by": "ann"}, id="e1")
+    with pytest.raises(TimedOut):
+        client.result(run, timeout=0.1)
+    client.cancel(run)
+    with pytest.raises(ChildFailed, match="cancelled"):
+        client.result(run, timeout=5)
 
 
 async def test_the_document_says_what_there_is(api: Api) -> None:
