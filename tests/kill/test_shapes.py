@@ -268,6 +268,42 @@ def test_whoever_dies_a_ticket_costs_two_model_calls_and_is_settled_once(works: 
     assert [works.made(service) for service in ("llm", "payments", "crm", "email")] == [24, 12, 12, 12]
 
 
+# ---- the sidecar dies
+
+
+def test_the_agent_goes_on_with_the_next_sidecar(bench: Bench) -> None:
+    bench.program.write_text(COUNTS)
+    lines = bench.folder / "lines"
+    launcher = start(bench, 40)
+    until(lambda: lines.exists() and lines.stat().st_size > 20, "it has done some steps")
+    os.kill(bench.world.sidecar, signal.SIGKILL)
+    ends_well(bench, launcher)
+    assert result(bench) == 40
+    assert bench.outcomes == ["handed_over", "done"]
+    done = [int(line) for line in lines.read_text().split()]
+    assert sorted(set(done)) == list(range(40))
+    assert len(done) <= 41  # one may have been under way
+
+
+COUNTS = """
+import os, time
+import twiceshy
+
+def work(n):
+    with open(os.environ["HERE"] + "/lines", "a") as file:
+        file.write(f"{n}\\n")
+    time.sleep(0.05)
+
+@twiceshy.agent
+def main(given):
+    for n in range(given):
+        twiceshy.step("work", work, n)
+    return given
+
+main.main()
+"""
+
+
 # ---- work done elsewhere
 
 
