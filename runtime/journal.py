@@ -191,7 +191,7 @@ class Journal:
             step.request_loaded = True
 
     async def about(self, run_id: str) -> rows.Row | None:
-        """What the run works on, and how long its history is: agent, input, continued_from, steps, events."""
+        """What the run works on, and how long its history is: agent, input, continued_from, steps."""
         return await self.ask(lambda connection: connection.fetchrow(sql("about"), run_id))
 
     async def put_result(self, fence: Fence, result: bytes) -> bool:

@@ -55,7 +55,7 @@ async def test_the_first_decision_is_the_answer(scene: Scene) -> None:
 
 
 async def test_forty_decide_at_once_and_the_next_wait_stays_open(journal: Journal) -> None:
-    for _ in range(5):
+    for _ in range(3):
         scene = await claim(journal)
         first, second = await begin(scene, ASKED, "first"), await begin(scene, ASKED, "second")
         verdicts: list[Verdict] = ["approve", "decline"]
@@ -73,7 +73,7 @@ async def test_forty_decide_at_once_and_the_next_wait_stays_open(journal: Journa
 async def test_a_decision_and_the_end_of_its_time_at_the_same_instant(journal: Journal) -> None:
     """What is recorded is what whoever decided was told, however they meet."""
     outcomes = set()
-    for n in range(30):
+    for n in range(16):
         scene = await claim(journal)
         exchange = await begin(scene, ASKED)
         late, early = asyncio.ensure_future(time_out(scene, exchange)), asyncio.ensure_future(decide(scene))

@@ -123,7 +123,7 @@ async def test_nothing_parks_on_a_child_that_has_ended(journal: Journal) -> None
 
 async def test_parking_and_the_end_of_the_child_at_the_same_instant(journal: Journal) -> None:
     met = set()
-    for n in range(30):
+    for n in range(12):
         scene = await parent_of(journal, f"c{n}")
         child = await claim(journal, f"c{n}")
         await begin(scene, Own(Kind.CHILD, f"c{n}"))
@@ -170,7 +170,7 @@ async def test_cancelling_a_parent_cancels_all_below_it(journal: Journal) -> Non
 
 
 async def test_a_child_that_starts_while_its_parent_is_cancelled(journal: Journal) -> None:
-    for n in range(20):
+    for n in range(8):
         scene = await claim(journal)
         began, _ = await asyncio.gather(start(scene, f"c{n}"), scene.call(verbs.cancel))
         async with journal.connection() as connection:

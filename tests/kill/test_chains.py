@@ -71,6 +71,7 @@ def test_whoever_is_killed_each_child_is_started_once(works: Works) -> None:
     assert works.made("orders") == 9
 
 
+@pytest.mark.check_all
 def test_cancelling_the_parent_ends_all(works: Works) -> None:
     works.declare(PARENT, children='["b"]')
     [parent] = works.queue("p")
@@ -96,6 +97,7 @@ else:
 """
 
 
+@pytest.mark.check_all
 def test_twiceshy_run_goes_on_with_the_successor(bench: Bench) -> None:
     bench.agent(INPUT + FOREVER)
     code, _, err = bench.run()

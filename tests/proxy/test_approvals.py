@@ -1,17 +1,15 @@
 """Approvals at twiceshy.internal: a wait that a person ends, recorded once and the same in every attempt."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
 from runtime import approvals
-from runtime.database import connect
 from runtime.entries import Decision, Verdict
 from runtime.errors import Decided, NotNow
-from tests.proxy.test_waits import AGENT_API, ask, send, until_open
-from tests.stack import Stack, stack, wait_apart
+from tests.proxy.waiting import AGENT_API, ask, call, send, until_due, until_open
+from tests.stack import Stack, stack
 
 WAIT = "/approvals/manager/wait"
 
@@ -21,17 +19,6 @@ def module_stack(module_dsn: str, tmp_path_factory: pytest.TempPathFactory) -> I
     """A sidecar that looks often, and parks nothing."""
     with stack(module_dsn, tmp_path_factory.mktemp("stack"), poll=0.1, hold=60) as made:
         yield made
-
-
-def call(stack: Stack, verb: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    async def work() -> Any:
-        connection = await connect(stack.dsn, name="test")
-        try:
-            return await verb(connection, *arguments, **named)
-        finally:
-            await connection.close()
-
-    return wait_apart(work())
 
 
 def decide(stack: Stack, run: str, decision: Verdict = "approve", named: str = "manager", **words: str) -> Decision:
@@ -84,22 +71,11 @@ def test_each_wait_is_an_approval_of_its_own(shared: Stack) -> None:
     assert ask(later, WAIT, {"timeout": 60}, "a").json()["approval"]["by"] == first.by
 
 
-def until_due(stack: Stack, run: str, key: str) -> None:
-    """Return some milliseconds before the step's deadline, by the database's clock."""
-    early = (
-        "SELECT clock_timestamp() < deadline - interval '5 ms' AS early "
-        "FROM twiceshy.step WHERE run_id = $1 AND key = $2"
-    )
-    while stack.fetch(early, run, key)[0]["early"]:
-        pass
-
-
 def test_a_timeout_and_a_decision_at_the_same_instant(shared: Stack) -> None:
     attempt = shared.claim("instant")
     ends = {}
-    for n in range(12):
+    for n in range(6):
         waiting = attempt.in_background("POST", AGENT_API + WAIT, {"timeout": 0.1}, {"Twiceshy-Step": f"w{n}"})
-        until_open(shared, "instant")
         until_due(shared, "instant", f"w{n}")
         try:
             decided: Decision | None = decide(shared, "instant", named=f"w{n}")

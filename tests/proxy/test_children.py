@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from runtime import runs, verbs
-from tests.proxy.test_approvals import call
-from tests.proxy.test_waits import ask, until_open
+from tests.proxy.waiting import ask, call, until_open
 from tests.stack import ROUTES, Attempt, Stack, stack
 
 AGENTS = """

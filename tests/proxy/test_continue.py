@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from runtime import runs, verbs
-from tests.proxy.test_approvals import call
-from tests.proxy.test_waits import AGENT_API, ask, send, until_open
+from tests.proxy.waiting import AGENT_API, ask, call, send, until_open
 from tests.stack import Attempt, Stack, stack
 
 

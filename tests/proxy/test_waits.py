@@ -12,10 +12,8 @@ from uuid import UUID
 import pytest
 
 from runtime import events
-from runtime.database import connect
-from tests.stack import Attempt, Reply, Stack, stack, wait_apart
-
-AGENT_API = "http://twiceshy.internal"
+from tests.proxy.waiting import AGENT_API, ask, call, round_of, send, until_due, until_open
+from tests.stack import Attempt, Stack, stack
 
 
 @pytest.fixture(scope="module")
@@ -23,34 +21,6 @@ def module_stack(module_dsn: str, tmp_path_factory: pytest.TempPathFactory) -> I
     """A sidecar that looks often, and parks nothing."""
     with stack(module_dsn, tmp_path_factory.mktemp("stack"), poll=0.1, hold=60) as made:
         yield made
-
-
-def ask(attempt: Attempt, path: str, body: dict[str, Any] | None = None, step: str | None = None) -> Reply:
-    headers = {} if step is None else {"Twiceshy-Step": step}
-    return attempt.ask("POST", AGENT_API + path, body, headers)
-
-
-def send(stack: Stack, run: str, name: str, payload: bytes = b"{}", id: str | None = None) -> events.Sent:  # noqa: A002
-    async def work() -> events.Sent:
-        connection = await connect(stack.dsn, name="test")
-        try:
-            return await events.send(connection, run, name, payload, id, limit=1 << 20)
-        finally:
-            await connection.close()
-
-    return wait_apart(work())
-
-
-def open_steps(stack: Stack, run: str) -> int:
-    rows = stack.fetch("SELECT FROM twiceshy.step WHERE run_id = $1 AND state = 'sent'", run)
-    return len(rows)
-
-
-def until_open(stack: Stack, run: str, count: int = 1) -> None:
-    deadline = time.monotonic() + 20
-    while open_steps(stack, run) < count:
-        assert time.monotonic() < deadline, "the step was not begun"
-        time.sleep(0.01)
 
 
 # ---- values
@@ -161,6 +131,27 @@ def test_ten_waits_and_ten_senders_at_once(shared: Stack) -> None:
     assert {f"w{n}": ask(later, "/events/go/wait", None, f"w{n}").json()["event"] for n in range(10)} == got
     taken = shared.fetch("SELECT id, consumed_by FROM twiceshy.event WHERE run_id = 'many'")
     assert {row["consumed_by"]: row["id"] for row in taken} == {key: event["id"] for key, event in got.items()}
+
+
+def test_an_event_from_ten_senders_is_taken_once_whoever_dies(shared: Stack) -> None:
+    for n in range(3):
+        round_of(shared, n, sidecar_dies=False)
+
+
+def test_a_timeout_and_an_event_at_the_same_instant(shared: Stack) -> None:
+    """One of the two is recorded and stays; what was not taken is there for the next wait."""
+    attempt, ends = shared.claim("instant"), {}
+    for n in range(5):
+        key, path = f"w{n}", f"/events/go{n}/wait"
+        waiting = attempt.in_background("POST", AGENT_API + path, {"timeout": 0.1}, {"Twiceshy-Step": key})
+        until_due(shared, "instant", key)
+        call(shared, events.send, "instant", f"go{n}", b"1", "e", limit=10)
+        ends[path] = waiting.result().json()
+        left = ask(attempt, path, {"timeout": 0}, key + "-again").json()
+        assert ("event" in ends[path]) != ("event" in left), (ends[path], left)
+    later = shared.claim("instant")
+    for n, (path, end) in enumerate(ends.items()):
+        assert ask(later, path, {"timeout": 0.1}, f"w{n}").json() == end
 
 
 @pytest.mark.check_all
