@@ -27,9 +27,11 @@ from yarl import URL
 
 from proxy.identity import is_address
 from proxy.message import Headers, Request
+from proxy.mishaps import broken, unreached
 from proxy.refusals import Refusal, http2_only
 from runtime.errors import UsageError
 from runtime.failpoints import armed, reach
+from runtime.names import shortened
 from runtime.settings import Settings
 
 _AUTO_HEADERS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
@@ -82,7 +84,7 @@ async def _once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerTy
     except aiohttp.ClientConnectorError:
         raise
     except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
-        raise Interrupted(str(error) or type(error).__name__) from error
+        raise Interrupted(broken(error)) from error
 
 
 #: Metadata services that are no link-local address: of AWS, Google, Alibaba, Oracle, Azure.
@@ -132,7 +134,7 @@ class _CheckedResolver(AbstractResolver):
         try:
             found = await self._inner.resolve(host, port, family)
         except UnicodeError as error:  # a label longer than 63, a name longer than 253
-            raise OSError(errno.EINVAL, f"no name that could be looked up: {error}") from error
+            raise OSError(errno.EINVAL, "a part of it is too long, or no part of a name") from error
         for result in found:
             # A scope (fe80::1%eth0) is no part of the address.
             self._reach.check(result["host"].partition("%")[0], result["port"])
@@ -209,7 +211,7 @@ class Answering:
             except TimeoutError as error:
                 raise Silent(f"no byte for {self._silence:g} s (silence_timeout)") from error
             except (aiohttp.ClientError, OSError) as error:
-                raise Cut(str(error) or type(error).__name__) from error
+                raise Cut(broken(error)) from error
             if not data:
                 return
             yield data
@@ -268,9 +270,11 @@ class Upstream:
                     trace_request_ctx=_Sending(last_word, clock, limit),
                 )
         except aiohttp.ClientConnectorError as error:
-            raise NotSent(_why(error, request.host, request.port)) from error
-        except (aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL) as error:
-            raise NotSent(str(error) or f"no connection in {self._settings.connect_timeout:g} s") from error
+            raise NotSent(unreached(error, request.host, request.port)) from error
+        except aiohttp.ConnectionTimeoutError as error:
+            raise NotSent(f"no connection in {self._settings.connect_timeout:g} s (connect_timeout)") from error
+        except aiohttp.InvalidURL as error:
+            raise NotSent(f"{shortened(request.host)} is no host") from error
         except TimeoutError as error:
             raise Silent(f"no answer within {limit:g} s (first_byte_timeout)") from error
         except Interrupted:
@@ -279,9 +283,9 @@ class Upstream:
             if _HTTP2_FRAME.search(error.message):
                 # Who begins so takes a request of ours for a connection's malformed beginning, and reads no further.
                 raise NotSent(http2_only(request.host, request.port, request.host)) from error
-            raise Interrupted(str(error)) from error
+            raise Interrupted(broken(error)) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise Interrupted(str(error) or type(error).__name__) from error
+            raise Interrupted(broken(error)) from error
         if response.status < 200:
             response.close()
             raise Interrupted(f"the answer is {response.status}, which nobody asked for")
@@ -301,7 +305,7 @@ class Upstream:
         except TimeoutError as error:
             raise NotSent(f"no connection in {limit:g} s (connect_timeout)") from error
         except OSError as error:  # ssl's errors are such, too
-            raise NotSent(_why(error, host, port)) from error
+            raise NotSent(unreached(error, host, port)) from error
 
     async def _addresses(self, host: str, port: int) -> list[AddrInfoType]:
         if is_address(host):
@@ -381,11 +385,3 @@ class Upstream:
         for session in self._sessions.values():
             await session.close()
         self._sessions.clear()
-
-
-def _why(error: Exception, host: str, port: int) -> str:
-    """The words of a connection that failed."""
-    words = str(error) or type(error).__name__
-    if "no application protocol" in words.replace("_", " ").lower():
-        return http2_only(host, port, host)
-    return words
