@@ -68,7 +68,9 @@ class Settings(BaseModel):
         gt=0,
         description="an attempt of a worker, or without a launcher, ends after this long without a request",
     )
-    payload_max: int = Field(1 << 20, gt=0, description="largest payload of an event, input or output of a local step")
+    payload_max: int = Field(
+        1 << 20, gt=0, description="largest payload of an event, input or output of a step at twiceshy.internal"
+    )
     continue_after: int = Field(
         1000, gt=0, description="steps of an attempt from which on it is told to continue as a new run"
     )

@@ -2,10 +2,12 @@
 
 import os
 import signal
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from runtime import events
+from runtime import approvals, events
 from runtime.database import connect
 from tests.kill.launchers import Bench, until
 from tests.kill.works import INPUT, Works
@@ -25,6 +27,17 @@ children = [internal("POST", "/runs", {"agent": "b", "input": n})["run"] for n i
 ends = [internal("POST", f"/runs/{child}/wait") for child in children]
 internal("PUT", "/result", [end["result"] for end in ends])
 """
+
+
+def ask_database(works: Works, verb: Callable[..., Any], *arguments: Any, **named: Any) -> None:
+    async def work() -> None:
+        connection = await connect(works.world.dsn, name="test")
+        try:
+            await verb(connection, *arguments, **named)
+        finally:
+            await connection.close()
+
+    wait_apart(work())
 
 
 def children(works: Works, parent: str) -> list[str]:
@@ -81,6 +94,32 @@ def test_cancelling_the_parent_ends_all(works: Works) -> None:
     works.comes("cancelled", parent, *children(works, parent))
     until(lambda: not works.agents(), "no agent is left")
     assert works.made("orders") == 0
+
+
+#: Waits for an event, then for a decision, then for a child; "b" is that child.
+WAITS = """
+if sys.argv[1] == "b":
+    sys.exit()
+internal("POST", "/events/go/wait")
+internal("POST", "/approvals/boss/wait")
+child = internal("POST", "/runs", {"agent": "b"})["run"]
+internal("PUT", "/result", internal("POST", f"/runs/{child}/wait")["status"])
+"""
+
+
+@pytest.mark.check_all
+def test_who_listens_takes_up_what_wakes_at_once(works: Works) -> None:
+    """Nobody looks but once in ten minutes."""
+    works.declare(WAITS, children='["b"]')
+    [run] = works.queue("w")
+    works.worker("--slots", "1", poll=600)
+    until(lambda: works.world.status(run) == "parked", "it waits for the event")
+    ask_database(works, events.send, run, "go", b"1", limit=10)
+    until(lambda: works.world.fetch("SELECT FROM twiceshy.approval WHERE run_id = $1", run), "it asks")
+    until(lambda: works.world.status(run) == "parked", "it waits for the decision")
+    ask_database(works, approvals.decide, run, "boss", "approve")
+    works.comes("done", run)
+    assert works.result(run) == "done"
 
 
 # ---- continue as new
@@ -148,11 +187,4 @@ def test_an_assistant_for_ever_takes_each_message_once(works: Works) -> None:
 
 
 def send(works: Works, run: str, n: int) -> None:
-    async def work() -> None:
-        connection = await connect(works.world.dsn, name="test")
-        try:
-            await events.send(connection, run, "message", str(n).encode(), f"m{n}", limit=10)
-        finally:
-            await connection.close()
-
-    wait_apart(work())
+    ask_database(works, events.send, run, "message", str(n).encode(), f"m{n}", limit=10)
