@@ -1,7 +1,7 @@
 """Approvals: what runs wait for a person to decide."""
 
 from runtime import approvals
-from runtime.api import models
+from runtime.api import answers, asked
 from runtime.api.call import Call
 from runtime.api.json_text import stored
 from runtime.api.problems import Problem
@@ -13,13 +13,13 @@ from runtime.listing import make_cursor, read_cursor
 ROUTES = Routes("approvals")
 
 
-def decided(decision: Decision) -> models.Decision:
+def decided(decision: Decision) -> answers.Decision:
     """A decision, as it is shown."""
-    return models.Decision(**{name: getattr(decision, name) for name in models.Decision.model_fields})
+    return answers.Decision(**{name: getattr(decision, name) for name in answers.Decision.model_fields})
 
 
-@ROUTES.add("GET", "/v1/approvals", {200: models.ApprovalPage})
-async def list_approvals(call: Call, query: models.ApprovalFilters) -> Answer:
+@ROUTES.add("GET", "/v1/approvals", {200: answers.ApprovalPage})
+async def list_approvals(call: Call, query: asked.ApprovalFilters) -> Answer:
     """List what waits for a decision, the oldest first."""
     behind = None
     if query.cursor is not None:
@@ -31,18 +31,18 @@ async def list_approvals(call: Call, query: models.ApprovalFilters) -> Answer:
         )
     page = found[: query.limit]
     shown = [
-        models.Approval(
+        answers.Approval(
             run=each.run, id=each.id, name=each.name, request=stored(each.request), asked_at=each.asked_at,
             deadline=each.deadline,
         )
         for each in page
     ]  # fmt: skip
     more = len(found) > query.limit
-    return Answer(models.ApprovalPage(approvals=shown, next=make_cursor(*page[-1].place) if more else None))
+    return Answer(answers.ApprovalPage(approvals=shown, next=make_cursor(*page[-1].place) if more else None))
 
 
-@ROUTES.add("POST", "/v1/approvals/{run}/{approval}", {200: models.Decision}, problems=(404, 409))
-async def decide_approval(call: Call, path: models.OfApproval, body: models.Decide) -> Answer:
+@ROUTES.add("POST", "/v1/approvals/{run}/{approval}", {200: answers.Decision}, problems=(404, 409))
+async def decide_approval(call: Call, path: asked.OfApproval, body: asked.Decide) -> Answer:
     """Approve, or decline.
 
     An approval answers one wait of its run. It goes by its id, or by its name while the run has had no other of that.

@@ -4,7 +4,7 @@ from importlib.resources import files
 
 from aiohttp import web
 
-from runtime.api import models
+from runtime.api import answers
 from runtime.api.call import Call
 from runtime.api.routes import Answer, Routes
 from runtime.database import sql
@@ -19,21 +19,21 @@ POLICY = (
 _KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 
 
-@ROUTES.add("GET", "/healthz", {200: models.Health}, keyless=True)
+@ROUTES.add("GET", "/healthz", {200: answers.Health}, keyless=True)
 async def health(call: Call) -> Answer:
     """Say whether process and database answer."""
     async with call.connection() as connection:
         await connection.fetchval(sql("alive"))
-    return Answer(models.Health(status="ok"))
+    return Answer(answers.Health(status="ok"))
 
 
-@ROUTES.add("GET", "/v1/agents", {200: models.Agents})
+@ROUTES.add("GET", "/v1/agents", {200: answers.Agents})
 async def list_agents(call: Call) -> Answer:
     """List the agents that runs can be started of, with the schemas of their inputs."""
     return Answer(
-        models.Agents(
+        answers.Agents(
             agents=[
-                models.Agent(name=name, input_schema=table.input_schema)
+                answers.Agent(name=name, input_schema=table.input_schema)
                 for name, table in sorted(call.house.agents().items())
             ]
         )

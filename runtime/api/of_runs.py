@@ -1,31 +1,34 @@
 """Runs: started, listed, shown, waited for, and what a person decides of them."""
 
+import asyncio
 import time
 from typing import Any
 
 from runtime import attributes, events, forks, listing, queue, runs, settling, verbs
 from runtime.agents import check_input, declared
-from runtime.api import models
+from runtime.api import answers, asked
 from runtime.api.call import Call
 from runtime.api.json_text import stored
 from runtime.api.problems import Problem
 from runtime.api.routes import Answer, Routes
-from runtime.errors import UsageError
+from runtime.errors import DatabaseAway, UsageError
 from runtime.shown import RunRow
 from runtime.step import RunStatus
 
 ROUTES = Routes("runs")
 _NULL = b"null"
+#: Seconds between two tries of who waits, while the database is away.
+AWAY = 0.5
 
 
-def line(row: RunRow) -> models.RunLine:
+def line(row: RunRow) -> answers.RunLine:
     """A run as lists show it."""
-    return models.RunLine(**_shown(row))
+    return answers.RunLine(**_shown(row))
 
 
-def whole(row: RunRow) -> models.Run:
+def whole(row: RunRow) -> answers.Run:
     """A run as it is shown alone."""
-    return models.Run(**_shown(row), input=stored(row.input), result=stored(row.result))
+    return answers.Run(**_shown(row), input=stored(row.input), result=stored(row.result))
 
 
 def _shown(row: RunRow) -> dict[str, Any]:
@@ -40,8 +43,8 @@ def _shown(row: RunRow) -> dict[str, Any]:
         "created_at": row.created_at,
         "changed_at": row.changed_at,
         "ended_at": row.ended_at,
-        "stop": models.Stop(step=row.stop_step, message=row.stop_message) if row.status.stopped else None,
-        "parked": models.ParkedUntil(until=row.wake_at, events=list(row.wake_on or ()))
+        "stop": answers.Stop(step=row.stop_step, message=row.stop_message) if row.status.stopped else None,
+        "parked": answers.ParkedUntil(until=row.wake_at, events=list(row.wake_on or ()))
         if row.status is RunStatus.PARKED
         else None,
         "parent": row.parent,
@@ -50,8 +53,8 @@ def _shown(row: RunRow) -> dict[str, Any]:
     }
 
 
-@ROUTES.add("POST", "/v1/runs", {201: models.Run, 200: models.Run}, problems=(404, 409), gives={"run": "/id"})
-async def start_run(call: Call, headers: models.IdempotencyKey, body: models.StartRun) -> Answer:
+@ROUTES.add("POST", "/v1/runs", {201: answers.Run, 200: answers.Run}, problems=(404, 409), gives={"run": "/id"})
+async def start_run(call: Call, headers: asked.IdempotencyKey, body: asked.StartRun) -> Answer:
     """Start a run, once.
 
     It is queued for the workers. Equal starts under one `Idempotency-Key` are one run; another start under that key is
@@ -75,8 +78,8 @@ async def start_run(call: Call, headers: models.IdempotencyKey, body: models.Sta
     return Answer(whole(row), 201 if started.fresh else 200, {"Location": f"/v1/runs/{row.id}"})
 
 
-@ROUTES.add("GET", "/v1/runs", {200: models.RunPage})
-async def list_runs(call: Call, query: models.RunFilters) -> Answer:
+@ROUTES.add("GET", "/v1/runs", {200: answers.RunPage})
+async def list_runs(call: Call, query: asked.RunFilters) -> Answer:
     """List runs, the newest first.
 
     In pages that do not shift when runs are added: `next` is the `cursor` of the page behind. Without input and result.
@@ -87,18 +90,18 @@ async def list_runs(call: Call, query: models.RunFilters) -> Answer:
     )  # fmt: skip
     async with call.connection() as connection:
         page = await listing.page(connection, filters, limit=query.limit, cursor=query.cursor)
-    return Answer(models.RunPage(runs=[line(row) for row in page.runs], next=page.next))
+    return Answer(answers.RunPage(runs=[line(row) for row in page.runs], next=page.next))
 
 
-@ROUTES.add("GET", "/v1/runs/{run}", {200: models.Run}, problems=(404,))
-async def get_run(call: Call, path: models.OfRun) -> Answer:
+@ROUTES.add("GET", "/v1/runs/{run}", {200: answers.Run}, problems=(404,))
+async def get_run(call: Call, path: asked.OfRun) -> Answer:
     """Show a run."""
     async with call.connection() as connection:
         return Answer(whole(await runs.get_run(connection, path.run)))
 
 
-@ROUTES.add("GET", "/v1/runs/{run}/result", {200: models.Result, 202: models.Result}, problems=(404,))
-async def wait_for_result(call: Call, path: models.OfRun, query: models.Waiting) -> Answer:
+@ROUTES.add("GET", "/v1/runs/{run}/result", {200: answers.Result, 202: answers.Result}, problems=(404,))
+async def wait_for_result(call: Call, path: asked.OfRun, query: asked.Waiting) -> Answer:
     """Wait for what comes of a run.
 
     200 when it has ended (`done`, `failed`, `cancelled`), 202 while it goes on after `timeout` seconds. Where a run was
@@ -107,32 +110,40 @@ async def wait_for_result(call: Call, path: models.OfRun, query: models.Waiting)
     until = time.monotonic() + min(query.timeout, call.settings.api_wait_max)
     run, known = path.run, None
     while True:
-        async with call.connection() as connection:
-            row = await listing.newest(connection, run)
-            left = until - time.monotonic()
-            if row.status.ended or left <= 0 or call.house.ending.is_set():
-                result = (await runs.get_run(connection, row.id)).result if row.status.ended else None
-                found = models.Result(run=row.id, status=row.status, result=stored(result), error=row.error)
-                return Answer(found, 200 if row.status.ended else 202)
+        left = until - time.monotonic()
+        over = left <= 0 or call.house.ending.is_set()
+        try:
+            async with call.connection() as connection:
+                row = await listing.newest(connection, run)
+                if row.status.ended:
+                    result = stored((await runs.get_run(connection, row.id)).result)
+                    return Answer(answers.Result(run=row.id, status=row.status, result=result, error=row.error))
+        except DatabaseAway:
+            if over:
+                raise
+            await asyncio.sleep(min(left, AWAY))
+            continue
+        if over:
+            return Answer(answers.Result(run=row.id, status=row.status, result=None, error=row.error), 202)
         known = known if row.id == run else None
         run = row.id
         # What was read above may be older than the first look: then that is a change, and it is read once more.
         known = await call.house.watch.changed(run, known, left) or known
 
 
-@ROUTES.add("GET", "/v1/runs/{run}/events", {200: models.EventPage}, problems=(404,))
-async def list_events(call: Call, path: models.OfRun, query: models.Paging) -> Answer:
+@ROUTES.add("GET", "/v1/runs/{run}/events", {200: answers.EventPage}, problems=(404,))
+async def list_events(call: Call, path: asked.OfRun, query: asked.Paging) -> Answer:
     """List the events of a run, in the order in which they came."""
     behind = -1 if query.cursor is None else place(query.cursor)
     async with call.connection() as connection:
         await listing.line(connection, path.run)
         found = await listing.events(connection, path.run, behind=behind, limit=query.limit + 1)
     shown = [
-        models.Event(name=each.name, id=each.id, payload=stored(each.payload), at=each.at, taken_by=each.taken_by)
+        answers.Event(name=each.name, id=each.id, payload=stored(each.payload), at=each.at, taken_by=each.taken_by)
         for each in found[: query.limit]
     ]
     more = len(found) > query.limit
-    return Answer(models.EventPage(events=shown, next=str(found[query.limit - 1].sent) if more else None))
+    return Answer(answers.EventPage(events=shown, next=str(found[query.limit - 1].sent) if more else None))
 
 
 def place(cursor: str) -> int:
@@ -142,8 +153,8 @@ def place(cursor: str) -> int:
     return int(cursor)
 
 
-@ROUTES.add("POST", "/v1/runs/{run}/events", {201: models.EventSent, 200: models.EventSent}, problems=(404, 409))
-async def send_event(call: Call, path: models.OfRun, body: models.SendEvent) -> Answer:
+@ROUTES.add("POST", "/v1/runs/{run}/events", {201: answers.EventSent, 200: answers.EventSent}, problems=(404, 409))
+async def send_event(call: Call, path: asked.OfRun, body: asked.SendEvent) -> Answer:
     """Send a run an event.
 
     It may come before, during or after the wait for it, and is taken once. 200: it was sent before, under this `id` and
@@ -152,22 +163,22 @@ async def send_event(call: Call, path: models.OfRun, body: models.SendEvent) -> 
     payload = call.raw.get("payload") or _NULL
     async with call.connection() as connection:
         sent = await events.send(connection, path.run, body.name, payload, body.id, limit=call.settings.payload_max)
-    return Answer(models.EventSent(name=body.name, id=sent.id, fresh=sent.fresh), 201 if sent.fresh else 200)
+    return Answer(answers.EventSent(name=body.name, id=sent.id, fresh=sent.fresh), 201 if sent.fresh else 200)
 
 
-@ROUTES.add("POST", "/v1/runs/{run}/cancel", {200: models.Standing}, problems=(404, 409))
-async def cancel_run(call: Call, path: models.OfRun) -> Answer:
+@ROUTES.add("POST", "/v1/runs/{run}/cancel", {200: answers.Standing}, problems=(404, 409))
+async def cancel_run(call: Call, path: asked.OfRun) -> Answer:
     """End a run, however it stands.
 
     Its attempt is ended, and refused from now on. What has left already is recorded. 409: it is done or failed.
     """
     async with call.connection() as connection:
         was = await verbs.cancel(connection, path.run)
-    return Answer(models.Standing(run=path.run, status=RunStatus.CANCELLED, was=was))
+    return Answer(answers.Standing(run=path.run, status=RunStatus.CANCELLED, was=was))
 
 
-@ROUTES.add("POST", "/v1/runs/{run}/retry", {200: models.Standing}, problems=(404, 409))
-async def retry_run(call: Call, path: models.OfRun) -> Answer:
+@ROUTES.add("POST", "/v1/runs/{run}/retry", {200: answers.Standing}, problems=(404, 409))
+async def retry_run(call: Call, path: asked.OfRun) -> Answer:
     """Let a failed, cancelled or diverged run go on from its journal.
 
     `ambiguous` afterwards: it is not known whether one of its effects was made, and a person must say so first.
@@ -177,11 +188,11 @@ async def retry_run(call: Call, path: models.OfRun) -> Answer:
         row = await runs.get_run(connection, path.run)
         if row.for_workers and status is RunStatus.QUEUED:
             await queue.hint(connection, row.id)
-    return Answer(models.Standing(run=path.run, status=status))
+    return Answer(answers.Standing(run=path.run, status=status))
 
 
-@ROUTES.add("POST", "/v1/runs/{run}/fork", {201: models.Forked, 200: models.Forked}, problems=(404, 409))
-async def fork_run(call: Call, path: models.OfRun, body: models.ForkRun) -> Answer:
+@ROUTES.add("POST", "/v1/runs/{run}/fork", {201: answers.Forked, 200: answers.Forked}, problems=(404, 409))
+async def fork_run(call: Call, path: asked.OfRun, body: asked.ForkRun) -> Answer:
     """Fork a run before one of its steps.
 
     A new run gets what was answered before that step, and does the rest anew, under new keys. 200: a preview.
@@ -191,30 +202,30 @@ async def fork_run(call: Call, path: models.OfRun, body: models.ForkRun) -> Answ
             made = await forks.fork(connection, path.run, before=body.before, run_id=body.run, preview=body.preview)
     except UsageError as error:  # it has no such step
         raise Problem(404, str(error)) from error
-    shown = models.Forked(
+    shown = answers.Forked(
         run=made.run,
-        replayed=[models.ForkStep(n=step.n, key=step.key, shown=step.shown) for step in made.replayed],
-        sent=[models.ForkStep(n=step.n, key=step.key, shown=step.shown) for step in made.sent],
+        replayed=[answers.ForkStep(n=step.n, key=step.key, shown=step.shown) for step in made.replayed],
+        sent=[answers.ForkStep(n=step.n, key=step.key, shown=step.shown) for step in made.sent],
     )
     return Answer(shown, 200 if made.run is None else 201)
 
 
-@ROUTES.add("POST", "/v1/runs/{run}/steps/{step}/resolve", {200: models.Standing}, problems=(404, 409))
-async def resolve_step(call: Call, path: models.OfStep, body: models.Resolve) -> Answer:
+@ROUTES.add("POST", "/v1/runs/{run}/steps/{step}/resolve", {200: answers.Standing}, problems=(404, 409))
+async def resolve_step(call: Call, path: asked.OfStep, body: asked.Resolve) -> Answer:
     """Settle a step whose outcome is not known.
 
     Settling the last open one lets the run go on.
     """
     answer = body.root
-    given = settling.Given() if isinstance(answer, models.SendAgain) else _given(answer, call.raw.get("body"))
+    given = settling.Given() if isinstance(answer, asked.SendAgain) else _given(answer, call.raw.get("body"))
     async with call.connection() as connection:
         status = await settling.settle(connection, path.run, path.step, answer.how, given, call.house.assume)
         if status is RunStatus.QUEUED and (await runs.get_run(connection, path.run)).for_workers:
             await queue.hint(connection, path.run)
-    return Answer(models.Standing(run=path.run, status=status))
+    return Answer(answers.Standing(run=path.run, status=status))
 
 
-def _given(answer: models.AssumeDone, text: bytes | None) -> settling.Given:
+def _given(answer: asked.AssumeDone, text: bytes | None) -> settling.Given:
     """What a person says that the answer was; *text*: its body, as it is written."""
     if isinstance(answer.body, str):
         try:

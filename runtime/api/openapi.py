@@ -8,7 +8,8 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from runtime.api import problems
-from runtime.api.models import AtMost, ProblemBody
+from runtime.api.answers import ProblemBody
+from runtime.api.models import AtMost
 from runtime.api.routes import Route
 from runtime.settings import Settings
 

@@ -24,7 +24,7 @@ from runtime.api.problems import Problem
 from runtime.api.routes import Answer, Route, header_values, query_values
 from runtime.api.store import Store
 from runtime.api.watch import Watch
-from runtime.errors import TwiceshyError, UsageError
+from runtime.errors import DatabaseAway, TwiceshyError, UsageError
 from runtime.folder import Lock
 from runtime.settings import Settings
 from runtime.settling import Assume
@@ -127,7 +127,13 @@ def _answering(house: House, route: Route) -> Step:
         if route.method == "POST":
             values["body"], raw = await _body(house.settings, route, http)
         arguments = route.arguments(values, house.settings)
-        found = await route.handler(Call(house, http, raw), **arguments)
+        try:
+            found = await route.handler(Call(house, http, raw), **arguments)
+        except DatabaseAway:
+            if route.method != "GET":
+                raise
+            # A connection that was there before the server was started again is noticed by who uses it first.
+            found = await route.handler(Call(house, http, raw), **arguments)
         if isinstance(found, Answer):
             return web.Response(
                 status=found.status, body=encode(found.content), content_type="application/json", headers=found.headers
@@ -140,14 +146,23 @@ def _answering(house: House, route: Route) -> Step:
 async def _check_key(house: House, http: web.Request) -> None:
     key = guard.bearer(http.headers.get(hdrs.AUTHORIZATION))
     if key is not None:
-        async with house.store.connection() as connection:
-            if await keys.known(connection, key):
-                return
+        try:
+            found = await _is_known(house, key)
+        except DatabaseAway:
+            # A connection from before the server was started again: who uses it first, notices.
+            found = await _is_known(house, key)
+        if found:
+            return
     words = "it needs a key" if key is None else "this key is not known"
     raise Problem(
         401, f"{words}: Authorization: Bearer KEY (twiceshy api --show prints it)",
         headers={"WWW-Authenticate": 'Bearer realm="twiceshy"'},
     )  # fmt: skip
+
+
+async def _is_known(house: House, key: str) -> bool:
+    async with house.store.connection() as connection:
+        return await keys.known(connection, key)
 
 
 async def _body(settings: Settings, route: Route, http: web.Request) -> tuple[Any, dict[str, bytes]]:

@@ -13,13 +13,14 @@ from typing import Any
 from aiohttp import web
 
 from runtime import listing, runs
-from runtime.api import models
+from runtime.api import answers, asked
 from runtime.api.call import Call
 from runtime.api.json_text import encode
-from runtime.api.of_runs import line
+from runtime.api.of_runs import AWAY, line
 from runtime.api.problems import Problem
 from runtime.api.routes import Routes
 from runtime.database import Connection, sql
+from runtime.errors import DatabaseAway
 from runtime.shown import RunRow
 
 ROUTES = Routes("shown")
@@ -40,7 +41,7 @@ _MEMBERS = {
 
 
 @ROUTES.add("GET", "/v1/runs/{run}/tail", {200: "text/event-stream"}, problems=(404, 429))
-async def tail_run(call: Call, path: models.OfRun, headers: models.LastEventId) -> web.StreamResponse:
+async def tail_run(call: Call, path: asked.OfRun, headers: asked.LastEventId) -> web.StreamResponse:
     """Follow a run live, as server-sent events.
 
     `step`, `answer` and `event` carry an `id`; with the last one as `Last-Event-ID` the tail goes on behind it. `run`
@@ -68,14 +69,20 @@ class _Tail:
         self._run = run
         self._place = place
         self._response = response
-        self._told: models.RunLine | None = None
+        self._told: answers.RunLine | None = None
 
     async def follow(self) -> None:
         house, known = self._call.house, None
         until = time.monotonic() + self._call.settings.api_tail_max
         while True:
-            async with self._call.connection() as connection:
-                row, lines = await _look(connection, self._run, self._place)
+            try:
+                async with self._call.connection() as connection:
+                    row, lines = await _look(connection, self._run, self._place)
+            except DatabaseAway:
+                if time.monotonic() > until or house.ending.is_set():
+                    return  # without an end: the client resumes
+                await asyncio.sleep(AWAY)
+                continue
             for each in lines:
                 members = {name: each[name] for name in _MEMBERS[each["what"]]}
                 if each["what"] == "event":
