@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from datetime import date, timedelta
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from twiceshy import wire
 from twiceshy.errors import STOPS, Refused, Unreachable
@@ -21,7 +21,10 @@ TRIES = 8
 
 def ask(method: str, path: str, body: bytes | None = None, *, key: str | None = None) -> Operation[wire.Reply]:
     """Ask the sidecar. *key*: a name of the step's own."""
-    headers = {} if key is None else {"Twiceshy-Step": key}
+    # Equal in all tries of this one request, and by chance: so that a try is known, however many others are equal.
+    headers = {"Idempotency-Key": str(uuid4())} if method == "POST" else {}
+    if key is not None:
+        headers["Twiceshy-Step"] = key
     return (yield from insist(wire.Ask(method, wire.INTERNAL + path, body, headers)))
 
 
