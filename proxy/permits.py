@@ -93,7 +93,7 @@ class Permits:
             return Given.UNHEARD
         if step.state is State.SENT:
             step.where = Where.NOWHERE  # it is the agent's now: who asks again does not ask for this permit
-            self._clock(run, step)
+            self._clock(run, step)  # it begins anew: the time on the way is not the agent's
         return Given.DELIVERED
 
     async def _permit(self, run: Run, step: Step) -> tuple[Head, bytes]:
@@ -138,6 +138,7 @@ class Permits:
             step.tries += 1
             run.permits[step.key] = permit
             self._clock(run, step)
+            self._overdue.watch(run, step, permit)
             return None
         step.where, step.exchange = Where.NOWHERE, before
         if isinstance(outcome, Fenced | Stopped):
@@ -151,7 +152,6 @@ class Permits:
         permit = run.permits.get(step.key)
         if permit is not None:
             permit.given = permit.beaten = asyncio.get_running_loop().time()
-            self._overdue.watch(run, step, permit)
 
     def _give_up(self, run: Run, due: Send, step: Step, asked: Asked) -> None:
         """Have it recorded that nothing came of *step*, under the exchange that it was begun by last."""

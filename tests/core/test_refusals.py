@@ -114,3 +114,17 @@ SCOPE = b"AWS4-HMAC-SHA256 Credential=A/20260101/eu-central-1/%s/aws4_request, S
 )
 def test_who_reads_no_json(headers: dict[bytes, bytes], xml: bool) -> None:
     assert reads_xml(tuple(headers.items())) is xml
+
+
+def test_what_somebody_made_up_is_not_repeated_whole() -> None:
+    refusal = Refusal("bad-request", f"step {'n' * 20_000!r} of run r", "r", "n" * 20_000)
+    said = json.loads(refusal.body())
+    assert said["message"].startswith("step 'nnn")
+    assert said["message"].endswith("… (20002 characters) of run r")
+    assert len(refusal.body()) < 2000
+    assert "step" not in said
+    for made_up in ("n" * 201, "a\r\nX-Mine: 1", "é", ""):
+        headers = dict(Refusal("bad-request", "no", "r", made_up).headers())
+        assert headers.get(b"Twiceshy-Step", b"") == b""
+    many = Refusal("bad-request", "word " * 20_000)
+    assert len(json.loads(many.body())["message"]) < 9000

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from tests.kill.launchers import Bench
 
 STEPS = """
@@ -24,6 +26,7 @@ urllib.request.urlopen(urllib.request.Request(
 """
 
 
+@pytest.mark.check_all
 def test_what_was_done_before_the_step_is_not_done_again(bench: Bench) -> None:
     bench.agent(STEPS)
     source, fork = bench.run_id, f"{bench.run_id}-fork"

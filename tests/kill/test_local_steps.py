@@ -40,6 +40,7 @@ order(2)
     assert (bench.starts, bench.outcomes, bench.made("orders")) == (2, ["failed", "done"], 2)
 
 
+@pytest.mark.check_all
 def test_a_step_that_kills_its_process_ends_before_its_run_does(bench: Bench) -> None:
     bench.agent(STEP + """
 status, said = begin(max_tries=2)

@@ -6,6 +6,8 @@ import pytest
 
 from tests.stack import Attempt, Stack
 
+pytestmark = pytest.mark.check_all
+
 LONG = "n" * 20_000
 HOST = "http://twiceshy.internal"
 ASKED = [

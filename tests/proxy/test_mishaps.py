@@ -9,6 +9,8 @@ import pytest
 
 from tests.stack import Stack
 
+pytestmark = pytest.mark.check_all
+
 #: Words of libraries, and of programs that were never meant to be read.
 NOT_OURS = re.compile(r"\[None\]|\[Errno|ssl:|Cannot connect to host|Connect call|object at|Client\w*Error|Exception")
 
