@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from proxy.attempts import Run
 from proxy.own import Asked
 from proxy.refusals import Refusal
+from runtime import kin
 from runtime.agents import AgentTable, check_input, declared
 from runtime.errors import UsageError
 from runtime.journal import Journal
@@ -25,7 +26,7 @@ class Children:
         if name is None or asked.own.kind not in (Kind.START, Kind.CHILD):
             return None
         if asked.own.kind is Kind.CHILD:
-            if await self._journal.is_child(run.run_id, name):
+            if await kin.is_child(self._journal, run.run_id, name):
                 return None
             return Refusal("not-found", f"Run {run.run_id} has started no run {name!r}.", run.run_id)
         own = self._agents.get(run.agent)

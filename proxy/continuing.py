@@ -9,7 +9,7 @@ import json
 
 from proxy.attempts import Run, continued
 from proxy.refusals import Refusal, ways_out
-from runtime import payload
+from runtime import kin, payload
 from runtime.errors import UsageError
 from runtime.failpoints import reach
 from runtime.journal import Journal
@@ -44,7 +44,7 @@ async def continue_as_new(run: Run, body: bytes, journal: Journal, settings: Set
         return _unfinished(run, f"({', '.join(run.unheard[:5])}) got no final answer, and nobody was there to hear it")
     reach("before-record")
     text = payload.member(body, "input") if given else None
-    found = await journal.continue_as_new(run.fence, derived_id(run.uuid, "continue"), text)
+    found = await kin.continue_as_new(journal, run.fence, derived_id(run.uuid, "continue"), text)
     reach("recorded")
     if not isinstance(found, str):
         run.refuse(run.outcome_refusal(found))

@@ -23,6 +23,7 @@ from proxy.recorder import Exchange, Shell
 from proxy.refusals import Refusal, reads_xml
 from proxy.relay import Client
 from proxy.websockets import WebSockets
+from runtime import kin
 from runtime.errors import DatabaseAway, Unreadable
 from runtime.failpoints import reach
 from runtime.step import Effect
@@ -169,7 +170,7 @@ class Handler:
         asked = (http.method, target.host, target.target) == ("POST", identity.INTERNAL, "/continue")
         if not asked or named is None or named.token is None or refusal.code not in ("continued", "not-running"):
             return refusal
-        successor = await self._shell.journal.successor(named.run, hash_token(named.token))
+        successor = await kin.successor(self._shell.journal, named.run, hash_token(named.token))
         if successor is None or isinstance(await self._read(http, client), Refusal):
             return refusal
         await relay.give(client, internal.TOLD, told(successor))

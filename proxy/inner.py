@@ -12,6 +12,7 @@ from proxy.own import Asked
 from proxy.refusals import Refusal
 from proxy.upstream import Withheld
 from proxy.wakes import Wakes
+from runtime import kin
 from runtime.entries import Event, Fence, Fenced, Stopped
 from runtime.journal import Journal
 from runtime.step import Kind
@@ -101,7 +102,9 @@ class Inner:
         asked, owner = self._asked, self._owner
         assert asked.own.subject is not None
         child = derived_id(owner.uuid, f"child {self._key}")
-        against = await self._journal.start_child(owner.fence, child, asked.own.subject, asked.input, asked.priority)
+        against = await kin.start_child(
+            self._journal, owner.fence, child, asked.own.subject, asked.input, asked.priority
+        )
         if against is not None:
             refusal = owner.outcome_refusal(against)
             owner.refuse(refusal)

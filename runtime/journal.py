@@ -15,7 +15,7 @@ from uuid import UUID
 
 import asyncpg
 
-from runtime import database, lease, queue, rows, runs
+from runtime import database, lease, rows, runs
 from runtime.database import Connection, sql
 from runtime.entries import (
     AnswerRow,
@@ -226,46 +226,6 @@ class Journal:
             )
         )
         return Parked(row["until"]) if row is not None and row["outcome"] == "parked" else None
-
-    # ---- child runs
-
-    async def start_child(
-        self, fence: Fence, child: str, agent: str, given: bytes | None, priority: int | None
-    ) -> Fenced | Stopped | None:
-        """Start the run *child* of *agent*, unless it is there; None: it is. Else why the fence does not hold."""
-        begun = await self.ask(
-            lambda connection: connection.fetchval(
-                sql("start_child"), fence.run_id, fence.token_hash, fence.sidecar, child, agent, given, priority
-            )
-        )
-        if not begun:
-            found = (await self.renew([fence], extend=False))[fence.run_id]
-            return Fenced() if isinstance(found, Bound) else found
-        await self.ask(lambda connection: queue.told(connection, child))
-        return None
-
-    async def is_child(self, run_id: str, child: str) -> bool:
-        """Whether the run *child* was started by this one, or by one that this continues."""
-        return await self.ask(lambda connection: connection.fetchval(sql("is_child"), run_id, child)) is not None
-
-    async def continue_as_new(self, fence: Fence, successor: str, given: bytes | None) -> str | Fenced | Stopped:
-        """The run is done and goes on as *successor*, or as whom it did before; its id. Else why it may not."""
-        row = await self.ask(
-            lambda connection: connection.fetchrow(
-                sql("continue_as_new"), fence.run_id, fence.token_hash, fence.sidecar, successor, given
-            )
-        )
-        assert row is not None
-        if row["outcome"] == "continued":
-            other = str(row["other"])
-            await self.ask(lambda connection: queue.told(connection, other))
-            return other
-        found = (await self.renew([fence], extend=False))[fence.run_id]
-        return Fenced() if isinstance(found, Bound) else found
-
-    async def successor(self, run_id: str, token_hash: bytes) -> str | None:
-        """As whom the run goes on, for who had it under this token."""
-        return await self.ask(lambda connection: connection.fetchval(sql("successor"), run_id, token_hash))
 
     # ---- local steps
 

@@ -37,7 +37,6 @@ __all__ = [
     "last_attempt",
     "list_runs",
     "new_token",
-    "newest",
     "open_exchanges",
     "put_result",
     "renew",
@@ -324,15 +323,6 @@ async def get_run(connection: Connection, run_id: str) -> RunRow:
     if row is None:
         raise _not_found(run_id)
     return shown.run(row)
-
-
-@in_transaction
-async def newest(connection: Connection, run_id: str) -> str:
-    """The newest of the runs as which this one goes on; itself, if it does not. Raises NotFound."""
-    found = await connection.fetchval(sql("newest"), run_id)
-    if found is None:
-        raise _not_found(run_id)
-    return str(found)
 
 
 @in_transaction

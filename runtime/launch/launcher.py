@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
-from runtime import events, runs, tape
+from runtime import events, kin, runs, tape
 from runtime.errors import DatabaseAway, Held, NotNow, UsageError
 from runtime.folder import Lock, make_folder
 from runtime.keeping import Keeping
@@ -94,7 +94,7 @@ async def _run(
     code: int | None = None
     stdin = _start_of_input()
     # A run that goes on as another one is seen through to the end of that one.
-    while code in (None, Code.DONE) and ((newest := await patient.ask(runs.newest, run_id)) != run_id or code is None):
+    while code in (None, Code.DONE) and ((newest := await patient.ask(kin.newest, run_id)) != run_id or code is None):
         if newest != run_id:
             voice.tell(f"run {run_id} goes on as run {newest}")
         run_id = newest

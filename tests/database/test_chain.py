@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from runtime import queue, runs, verbs
+from runtime import kin, queue, runs, verbs
 from runtime.entries import ChildEnd, Fenced, Own, Parked, Recorded, Stopped
 from runtime.errors import NotFound, NotNow
 from runtime.journal import Journal
@@ -16,7 +16,7 @@ from tests.database.test_events import WAIT, begin, look, send, take
 
 
 async def go_on(scene: Scene, as_whom: str, given: bytes | None = b"2") -> Any:
-    return await scene.journal.continue_as_new(scene.fence, as_whom, given)
+    return await kin.continue_as_new(scene.journal, scene.fence, as_whom, given)
 
 
 async def run_of(journal: Journal, run_id: str) -> Any:
@@ -49,8 +49,8 @@ async def test_however_often_it_is_asked_there_is_one_successor(journal: Journal
         async with journal.connection() as connection:
             made = await connection.fetch("SELECT id FROM twiceshy.run WHERE continued_from = $1", scene.run_id)
         assert [row["id"] for row in made] == [told[0]]
-        assert await journal.successor(scene.run_id, scene.fence.token_hash) == told[0]
-        assert await journal.successor(scene.run_id, b"another") is None
+        assert await kin.successor(journal, scene.run_id, scene.fence.token_hash) == told[0]
+        assert await kin.successor(journal, scene.run_id, b"another") is None
 
 
 async def test_who_does_not_have_the_run_does_not_continue_it(journal: Journal) -> None:
@@ -130,14 +130,14 @@ async def test_cancelling_an_old_one_cancels_the_newest_and_all_children(journal
     assert await scene.status() is RunStatus.DONE
     with pytest.raises(NotNow, match="it went on as run second"):
         await scene.call(verbs.retry)
-    assert await scene.call(runs.newest) == "third"
+    assert await scene.call(kin.newest) == "third"
 
 
 async def test_cancelling_and_continuing_at_the_same_instant(journal: Journal) -> None:
     for n in range(8):
         scene = await claim(journal)
         await asyncio.gather(go_on(scene, f"new{n}"), scene.call(verbs.cancel))
-        newest = await run_of(journal, await scene.call(runs.newest))
+        newest = await run_of(journal, await scene.call(kin.newest))
         assert newest.status is RunStatus.CANCELLED
 
 
@@ -148,8 +148,8 @@ async def test_who_waits_for_a_child_waits_for_the_end_of_its_chain(journal: Jou
     await go_on(child, "child-2")
     await go_on(scene, "parent-2")
     parent = await claim(journal, "parent-2")
-    assert await journal.is_child("parent-2", "child")
-    assert not await journal.is_child("parent-2", "child-2")  # it is known by its first
+    assert await kin.is_child(journal, "parent-2", "child")
+    assert not await kin.is_child(journal, "parent-2", "child-2")  # it is known by its first
     exchange = await begin(parent, Own(Kind.CHILD, "child"))
     assert (await look(parent, exchange)).came is None
     assert await journal.park(parent.fence, ["w"]) == Parked(None)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from runtime import events, runs, verbs
+from runtime import events, kin, runs, verbs
 from runtime.database import connect
 from runtime.entries import ChildEnd, Fenced, Own, Parked, Stopped
 from runtime.errors import NotFound
@@ -21,7 +21,7 @@ from tests.database.test_events import begin, look
 async def start(
     scene: Scene, child: str, agent: str = "other", given: bytes = b"1", priority: int | None = None
 ) -> Any:
-    return await scene.journal.start_child(scene.fence, child, agent, given, priority)
+    return await kin.start_child(scene.journal, scene.fence, child, agent, given, priority)
 
 
 async def wake(journal: Journal) -> list[str]:
@@ -49,10 +49,10 @@ async def test_a_child_is_started_once(journal: Journal) -> None:
     assert (child.agent, child.input, child.status, child.priority) == ("other", b"1", RunStatus.QUEUED, 7)
     assert child.for_workers
     assert child.parent == scene.run_id
-    assert await journal.is_child(scene.run_id, "c")
+    assert await kin.is_child(journal, scene.run_id, "c")
     stranger = await claim(journal)
-    assert not await journal.is_child(stranger.run_id, "c")
-    assert not await journal.is_child(scene.run_id, "nobody")
+    assert not await kin.is_child(journal, stranger.run_id, "c")
+    assert not await kin.is_child(journal, scene.run_id, "nobody")
 
 
 async def test_an_id_comes_of_the_run_and_its_step(journal: Journal) -> None:

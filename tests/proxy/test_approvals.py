@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -85,6 +86,29 @@ def test_a_timeout_and_a_decision_at_the_same_instant(shared: Stack) -> None:
         assert said == {"timeout": True} if decided is None else said["approval"]["id"] == decided.id
     later = shared.claim("instant")
     assert {key: ask(later, WAIT, {"timeout": 0.1}, key).json() for key in ends} == ends
+
+
+@pytest.mark.check_all
+@pytest.mark.parametrize("point", ["before-record", "recorded"])
+@pytest.mark.parametrize("how", ["decided", "not in time"])
+def test_a_sidecar_that_dies_around_the_record_changes_nothing(dsn: str, tmp_path: Path, point: str, how: str) -> None:
+    with stack(dsn, tmp_path, poll=0.1, hold=60, failpoint=f"{point}:1") as made:
+        attempt = made.claim("r")
+        body = {"timeout": 60 if how == "decided" else 0.2}
+        waiting = attempt.in_background("POST", AGENT_API + WAIT, body)
+        if how == "decided":
+            until_open(made, "r")
+            decide(made, "r", by="ann")
+        with pytest.raises(OSError):
+            waiting.result()
+        del made.settings["failpoint"]
+        made.restart()
+        if how == "not in time":
+            with pytest.raises(NotNow, match="not decided in time"):
+                decide(made, "r")
+        said = ask(made.claim("r"), WAIT, body)
+        assert said.json() == {"timeout": True} if how == "not in time" else said.json()["approval"]["by"] == "ann"
+        assert ask(made.claim("r"), WAIT, body).body == said.body
 
 
 def test_what_is_malformed_is_refused(shared: Stack) -> None:

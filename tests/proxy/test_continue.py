@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runtime import runs, verbs
+from runtime import kin, verbs
 from tests.proxy.waiting import AGENT_API, ask, call, send, until_open
 from tests.stack import Attempt, Stack, stack
 
@@ -131,4 +131,4 @@ def test_a_sidecar_that_dies_around_it_leaves_one_successor_or_none(dsn: str, tm
             assert successors(made, "r") == []
             told = made.claim("r").ask("POST", AGENT_API + "/continue", b'{"input": 1}')
         assert successors(made, "r") == [told.json()["run"]]
-        assert call(made, runs.newest, "r") == told.json()["run"]
+        assert call(made, kin.newest, "r") == told.json()["run"]
