@@ -189,7 +189,7 @@ class Keeper:
                 _tell(writer, trouble)
                 return
             wanted = Wanted(hello["settings"], hello["command"], hello["environment"])
-            if (api := hello.get("api")) is not None and self.own is None:
+            if (api := hello.get("api")) is not None and (self.own is None or self.own_api is not None):
                 self._api.want(WantedApi(api["command"], api["settings"]), self.dsn, wanted.environment)
             sidecar = self._sidecar(wanted)
             sidecar.users.add(writer)

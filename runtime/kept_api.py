@@ -27,8 +27,8 @@ from runtime.embedded import dies_with_parent
 from runtime.folder import hold_kept_port, hold_port, open_log, trim_log
 from runtime.kept import PAUSE_MAX, YOUNG, Children, say, working_folder
 
-#: Who comes for a moment only needs no API, and does not pay for its start.
-AFTER = 2.0
+#: Who comes for a moment only needs no API, and does not pay for its start (a second of a processor).
+AFTER = 5.0
 #: For what it is answering when it is to end.
 DRAIN = 8.0
 

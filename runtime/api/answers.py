@@ -90,6 +90,14 @@ class Forked(Model):
     sent: list[ForkStep]
 
 
+class Claimed(Model):
+    """A new attempt, for a program that is started by whoever asked. The token is nowhere else."""
+
+    run: str
+    attempt: int
+    token: str
+
+
 class EventSent(Model):
     """``fresh`` false: it was sent before, under this id, with this payload."""
 

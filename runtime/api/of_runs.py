@@ -1,6 +1,8 @@
 """Runs: started, listed, shown, waited for, and what a person decides of them."""
 
 import asyncio
+import math
+import socket
 import time
 from typing import Any
 
@@ -11,7 +13,7 @@ from runtime.api.call import Call
 from runtime.api.json_text import stored
 from runtime.api.problems import Problem
 from runtime.api.routes import Answer, Routes
-from runtime.errors import DatabaseAway, UsageError
+from runtime.errors import DatabaseAway, Held, UsageError
 from runtime.shown import RunRow
 from runtime.step import RunStatus
 
@@ -189,6 +191,23 @@ async def retry_run(call: Call, path: asked.OfRun) -> Answer:
         if row.for_workers and status is RunStatus.QUEUED:
             await queue.hint(connection, row.id)
     return Answer(answers.Standing(run=path.run, status=status))
+
+
+@ROUTES.add("POST", "/v1/runs/{run}/claim", {200: answers.Claimed}, problems=(404, 409))
+async def claim_run(call: Call, path: asked.OfRun) -> Answer:
+    """Claim a run, to start its agent by other means than a worker.
+
+    The token is the password of the run at the proxy; the attempt before is fenced. 409, with `Retry-After`: it may be
+    alive still.
+    """
+    try:
+        async with call.connection() as connection:
+            claimed = await runs.claim(
+                connection, path.run, kind="claim", host=socket.gethostname(), folder="", lease=call.settings.lease
+            )
+    except Held as error:
+        raise Problem(409, str(error), headers={"Retry-After": str(math.ceil(error.wait))}) from error
+    return Answer(answers.Claimed(run=claimed.run_id, attempt=claimed.n, token=claimed.token))
 
 
 @ROUTES.add("POST", "/v1/runs/{run}/fork", {201: answers.Forked, 200: answers.Forked}, problems=(404, 409))

@@ -64,7 +64,7 @@ def schemathesis(url: str, key: str, folder: Path, *more: str) -> None:
 
 @pytest.mark.check_all
 def test_the_api_passes_schemathesis(apart: tuple[str, str], tmp_path: Path) -> None:
-    schemathesis(*apart, tmp_path, "--max-examples", "100")
+    schemathesis(*apart, tmp_path, "--max-examples", "50")
 
 
 def test_the_library_speaks_to_it(apart: tuple[str, str]) -> None:

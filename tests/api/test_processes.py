@@ -4,6 +4,8 @@ import asyncio
 import json
 import os
 import signal
+import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from runtime.api import keys
 from runtime.database import Connection
 from runtime.keeping import Keeping
 from runtime.settings import Settings
-from tests.api.processes import Process, started
+from tests.api.processes import ROOT, Process, started
 from tests.kill.processes import STANDIN, everything_ended
 
 
@@ -63,6 +65,17 @@ async def test_the_keeper_keeps_an_api_on_its_port(home: Path) -> None:
         assert await found(home) == address
     await everything_ended(home)
     assert keys.read(keys.address_file(home)) is None, "who ends in order takes its address with it"
+
+
+def test_a_port_that_is_taken_is_told_before_anything_is_started(home: Path, dsn: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for words, flag in ((["up", "--port", "0", "--api-port", port], "--api-port"), (["api", "--port", port], port)):
+            run = subprocess.run(
+                [sys.executable, "-m", "proxy.cli", *words], cwd=ROOT, env=os.environ | {"DATABASE_URL": dsn},
+                capture_output=True, text=True, timeout=60, check=False,
+            )  # fmt: skip
+            assert (run.returncode, flag in run.stderr) == (2, True), run.stderr
 
 
 async def found(home: Path) -> str:

@@ -153,6 +153,18 @@ async def test_a_run_is_cancelled_and_retried(api: Api, conn: Connection) -> Non
     assert (await api.ask("POST", f"/v1/runs/{run}/cancel", {"x": 1}))[0] == 422
 
 
+async def test_a_run_is_claimed_once(api: Api, conn: Connection) -> None:
+    run = await start(api)
+    claimed = await api.post(f"/v1/runs/{run}/claim")
+    assert (claimed["run"], claimed["attempt"]) == (run, 1)
+    assert await runs.put_result(conn, run, hash_token(claimed["token"]), b"1")
+    async with api.session.post(
+        f"{api.url}/v1/runs/{run}/claim", headers={"Authorization": f"Bearer {api.key}"}
+    ) as answer:
+        assert (answer.status, int(answer.headers["Retry-After"]) > 0) == (409, True)
+    assert (await api.ask("POST", "/v1/runs/nobody/claim"))[0] == 404
+
+
 async def test_what_is_not_there_is_a_problem(api: Api) -> None:
     for method, path, status in (
         ("GET", "/v1/runs/nobody", 404), ("GET", "/v1/runs/nobody/result", 404), ("GET", "/v1/nothing", 404),
