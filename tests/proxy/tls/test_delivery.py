@@ -78,7 +78,8 @@ def test_a_reset_is_seen_before_the_retry_beside_it(
         beside.send(asked[:9])
         unread.reset()
         beside.send(asked[9:])
-    assert (b"Twiceshy-Replayed", b"true") in headers(beside.head())
+    # Replayed, or joined where the sidecar had only just recorded it.
+    assert dict(headers(beside.head()))[b"Twiceshy-Step"].endswith(b"#1")
     assert len(shared.received("any", method="POST")) == 1
 
 
