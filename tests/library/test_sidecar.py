@@ -89,6 +89,18 @@ def test_at_most_once_is_asked_about(begin: Begin, one_stack: Stack) -> None:
     assert stopped.value.code == str(stopped.value)  # what Python prints at the end
 
 
+def test_a_step_with_a_key_of_its_own_is_that_step(begin: Begin) -> None:
+    calls: list[int] = []
+    begin()
+    for _ in range(2):  # asked for again in the same attempt, it is the same one
+        twiceshy.step("a", calls.append, 1, key="mine")
+    begin()
+    twiceshy.step("a", calls.append, 1, key="mine")
+    assert calls == [1]
+    with pytest.raises(twiceshy.Diverged, match="mine"):
+        twiceshy.step("a", calls.append, 2, key="mine")
+
+
 def test_another_attempt_ends_this_one(begin: Begin, run: str, one_stack: Stack) -> None:
     begin()
     twiceshy.now()
