@@ -7,6 +7,10 @@ const make = (tag, properties = {}, ...children) => {
   return element;
 };
 
+// Text in which `words` are code.
+const prose = (text) =>
+  (text ?? "").split("`").map((piece, n) => (n % 2 ? make("code", { textContent: piece }) : piece));
+
 const key = document.querySelector("#key");
 key.value = sessionStorage.getItem("key") ?? "";
 key.addEventListener("input", () => sessionStorage.setItem("key", key.value));
@@ -15,7 +19,7 @@ fetch("/openapi.json").then((answer) => answer.json()).then(show);
 
 function show(api) {
   document.querySelector("#version").textContent = api.info.version;
-  document.querySelector("#introduction").textContent = api.info.description;
+  document.querySelector("#introduction").append(...prose(api.info.description));
   const main = document.querySelector("#operations");
   main.replaceChildren();
   for (const tag of api.tags) {
@@ -46,13 +50,13 @@ function operationOf(api, path, method, operation) {
     ask(path, method, fields, body, said);
   });
   return make("details", { id: operation.operationId }, head,
-    make("p", { textContent: operation.description ?? "" }), form, said,
+    make("p", {}, ...prose(operation.description)), form, said,
     schema ? schemaOf("body", api, schema) : "", ...answersOf(api, operation));
 }
 
 function fieldOf(parameter) {
   const input = make("input", { required: parameter.required, placeholder: placeholder(parameter.schema) });
-  const words = make("small", { textContent: parameter.description ?? "" });
+  const words = make("small", {}, ...prose(parameter.description));
   return { parameter, input, row: make("label", {}, make("code", { textContent: parameter.name }), input, words) };
 }
 
@@ -64,7 +68,7 @@ function answersOf(api, operation) {
   const found = Object.entries(operation.responses).map(([status, response]) => {
     const meant = response.$ref ? look(api, response.$ref) : response;
     const schema = meant.content?.["application/json"]?.schema;
-    const row = make("div", {}, make("b", { textContent: status }), " ", meant.description);
+    const row = make("div", {}, make("b", { textContent: status }), " ", ...prose(meant.description));
     if (schema) row.append(schemaOf("", api, schema));
     return row;
   });
@@ -88,7 +92,8 @@ function whole(api, schema, depth) {
 function example(api, schema) {
   const meant = whole(api, schema, 0);
   const first = meant.oneOf?.[0] ?? meant;
-  const required = (first.required ?? []).map((name) => [name, first.properties[name].const ?? first.properties[name].enum?.[0] ?? ""]);
+  const likely = (property) => property.const ?? property.enum?.[0] ?? (property.type === "integer" ? 1 : "");
+  const required = (first.required ?? []).map((name) => [name, likely(first.properties[name])]);
   return JSON.stringify(Object.fromEntries(required), null, 1);
 }
 
