@@ -1,4 +1,4 @@
-"""What a person decides of a whole run: that it ends now, or that it is tried again. One transaction each.
+"""What a person decides of a whole run: that it ends now, is tried again, or forked. One transaction each.
 
 A run that was continued by another stands for the newest of these when it is cancelled.
 """
@@ -6,9 +6,11 @@ A run that was continued by another stands for the newest of these when it is ca
 from runtime import events, rows, runs
 from runtime.database import Connection, sql
 from runtime.errors import NotFound, NotNow
-from runtime.forks import fork as fork
+from runtime.forks import fork
 from runtime.runs import in_transaction
 from runtime.step import RunStatus
+
+__all__ = ["RETRIED", "cancel", "fork", "retry"]
 
 #: What may be tried again. An ambiguous run needs an answer first (``runs.resolve``).
 RETRIED = (RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.DIVERGED, RunStatus.OVER_BUDGET)
