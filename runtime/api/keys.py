@@ -18,6 +18,7 @@ from pathlib import Path
 
 from runtime.database import Connection, sql
 from runtime.errors import UsageError
+from runtime.runs import in_transaction
 
 KEY = re.compile(r"ts-([0-9a-f]{16})-([A-Za-z0-9_-]{43})")
 _NOBODY = bytes(32)
@@ -41,6 +42,7 @@ def read(path: Path) -> str | None:
         return None
 
 
+@in_transaction
 async def known(connection: Connection, key: str | None) -> bool:
     """Whether *key* is one of ours. Takes as long for a wrong one as for a right one."""
     found = KEY.fullmatch(key or "")
@@ -49,6 +51,7 @@ async def known(connection: Connection, key: str | None) -> bool:
     return hmac.compare_digest(digest or _NOBODY, _digest(secret)) and digest is not None
 
 
+@in_transaction
 async def make(connection: Connection) -> str:
     """A new key. It is nowhere else."""
     identity, secret = secrets.token_hex(8), secrets.token_urlsafe(32)

@@ -7,7 +7,7 @@ from aiohttp import web
 from runtime.api import answers
 from runtime.api.call import Call
 from runtime.api.routes import Answer, Routes
-from runtime.database import sql
+from runtime.database import sql, transaction
 
 ROUTES = Routes("house")
 
@@ -22,7 +22,7 @@ _KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 @ROUTES.add("GET", "/healthz", {200: answers.Health}, keyless=True)
 async def health(call: Call) -> Answer:
     """Say whether process and database answer."""
-    async with call.connection() as connection:
+    async with call.connection() as connection, transaction(connection):
         await connection.fetchval(sql("alive"))
     return Answer(answers.Health(status="ok"))
 

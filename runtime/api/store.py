@@ -1,4 +1,7 @@
-"""The API's way to the database: a small pool, waits that are bounded, and errors that say what they mean."""
+"""The API's way to the database: a small pool, waits that are bounded, and errors that say what they mean.
+
+Every statement is sent inside a transaction: the connection may be a pooler's.
+"""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

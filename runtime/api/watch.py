@@ -9,7 +9,7 @@ from datetime import datetime
 
 from runtime import rows
 from runtime.api.store import Store
-from runtime.database import sql
+from runtime.database import sql, transaction
 from runtime.errors import DatabaseAway
 from runtime.step import RunStatus
 
@@ -68,7 +68,7 @@ class Watch:
     async def _look(self) -> None:
         while self._waiting:
             try:
-                async with self._store.connection() as connection:
+                async with self._store.connection() as connection, transaction(connection):
                     found = await connection.fetch(sql("watched"), list(self._waiting))
             except DatabaseAway:
                 found = []  # it is waited out: each waits for its own time only

@@ -13,9 +13,11 @@ import pytest
 
 from runtime.database import migrate
 from runtime.embedded import Postgres
+from tests.api.processes import started
 from tests.conftest import NOBODY, apart, scratch
 from tests.kill.launchers import until
 from tests.stack import Stack, stack
+from twiceshy import ChildFailed, Client
 
 ORDER = {"lines": [{"sku": "tea", "n": 1}], "total": 5}
 MAIL = {"to": "ada@example.org", "subject": "s", "text": "t"}
@@ -123,3 +125,13 @@ def test_a_pooler_that_is_killed_is_an_outage(behind: Stack, bouncer: Bouncer, r
     assert (mail.result().status, order.result().status) == (202, 201)
     assert behind.end(attempt, "done", 0) == "done"
     assert [len(behind.effects(service)) for service in ("orders", "email")] == [1, 1]
+
+
+def test_the_api_behind_it(bouncer: Bouncer, tmp_path: Path) -> None:
+    with started(bouncer.dsn, tmp_path) as api:
+        client = Client(api.url, api.key)
+        runs = [client.start("a", n, key=f"of-{n}") for n in range(8)]
+        client.signal(runs[0], "go", id="e1")
+        client.cancel(runs[0])
+        with pytest.raises(ChildFailed, match="cancelled"):
+            client.result(runs[0], timeout=30)
