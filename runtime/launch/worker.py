@@ -118,9 +118,8 @@ class Worker:
 
     async def _drain(self) -> None:
         if self.jobs:
-            self.voice.say(
-                f"worker {self.id} stops; {len(self.jobs)} go on for {self.settings.drain_agents:g} s at most"
-            )
+            agents = "one agent goes" if len(self.jobs) == 1 else f"{len(self.jobs)} agents go"
+            self.voice.say(f"worker {self.id} stops; {agents} on for {self.settings.drain_agents:g} s at most")
         await self._all_done(self.settings.drain_agents)
         for signals in self.jobs.values():
             signals.interrupt(signal.SIGTERM)

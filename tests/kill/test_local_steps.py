@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.kill.launchers import Bench, until
+from tests.kill.works import Works
 from tests.stack import PROJECT
 
 STEP = """
@@ -92,3 +93,29 @@ def test_the_embedded_database_is_there_for_transactions(home: Path) -> None:
     command = [sys.executable, "-m", "proxy.cli", "run", "--", sys.executable, "-c", TRANSACTION]
     done = subprocess.run(command, env=environment, cwd=PROJECT, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+
+
+#: Fails where another process of the same program still runs.
+ALONE = """
+import fcntl
+alone = open(HERE + "/alone", "w")
+fcntl.flock(alone, fcntl.LOCK_EX | fcntl.LOCK_NB)
+"""
+
+
+@pytest.mark.check_all
+def test_no_other_worker_begins_before_the_hanging_agent_is_gone(works: Works) -> None:
+    works.declare(STEP + ALONE + """
+status, permit = begin(timeout=1)
+if permit["try"] == 1:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.fork()
+    while True: time.sleep(10)
+ask("PUT", permit["finish"], {"output": 1})
+""")  # fmt: skip
+    [run] = works.queue("hangs")
+    for _ in range(2):
+        works.worker("--slots", "2")
+    works.comes("done", run)
+    assert works.world.outcomes(run) == ["failed", "done"]
+    assert "took longer than timeout = 1 s; again" in works.said()
