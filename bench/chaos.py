@@ -61,6 +61,7 @@ class World:
     workers: list[Program] = field(default_factory=list)
     killed: Counter[str] = field(default_factory=Counter)
     settled: Counter[str] = field(default_factory=Counter)
+    ended: int = 0  # workers that ended by themselves
     took: float = 0.0
 
     @property
@@ -109,7 +110,8 @@ class World:
         for run in await runs.list_runs(self.connection, status=RunStatus.AMBIGUOUS, limit=1000):
             if run.stop_step is None:
                 continue
-            order = json.loads(run.input or b"{}")["order"]
+            given = (await runs.get_run(self.connection, run.id)).input
+            order = json.loads(given or b"{}")["order"]
             received = [each for each in self.sandbox.requests("email") if _order(each.json()["subject"]) == order]
             if any(each.end is None for each in received):
                 continue  # it is being made right now
@@ -139,8 +141,11 @@ class World:
             if not standing.keys() - {"failed", "diverged", "cancelled"}:
                 self.took = time.monotonic() - began
                 return ", ".join(f"{number} are {status}" for status, number in standing.items())
-            if any(worker.process.poll() is not None for worker in self.workers):
-                return "a worker has ended by itself"
+            for n, worker in enumerate(self.workers):
+                if worker.process.poll() is not None:  # its sidecar was killed before it had started
+                    print(f"    a worker ended by itself: {worker.lines[-1:]}", flush=True)
+                    self.workers[n] = self.start_worker()
+                    self.ended += 1
             await self.manage()
             if self.name == "sidecar":
                 await self.settle()
@@ -223,7 +228,11 @@ async def judge(made: World, orders: list[str], calm: dict[str, Counter[str]] | 
             f"model calls per ticket: {calls / len(orders):.2f}; settled: {_listed(made.settled)}"
         ),
     ]
+    if made.ended:
+        lines.append(f"  {made.ended} workers ended by themselves, and were started again")
     bad = [wrong] if wrong else []
+    if made.ended and made.name != "sidecar":
+        bad.append("no worker ends by itself")
     for service, found in deeds.items():
         if counted[service] != len(orders) or (calm is not None and found != calm[service]):
             before = Counter[str]() if calm is None else calm[service]
