@@ -1,4 +1,4 @@
-"""What the library raises.
+"""What the library raises. Pure.
 
     SystemExit
       Stopped          this attempt is over: nothing it asks for is answered any more. Let it pass

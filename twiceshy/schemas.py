@@ -1,4 +1,4 @@
-"""What a model's answer must fit: a pydantic model, its TypeAdapter, or JSON Schema. Pure; nothing is imported.
+"""What a model's answer must fit: a pydantic model, its TypeAdapter, or JSON Schema. Pure: nothing is imported.
 
 Of JSON Schema is checked what models get wrong: type, enum, const, properties, required, additionalProperties, items,
 minItems, maxItems, minimum, maximum, minLength, maxLength, pattern, anyOf, oneOf, allOf, $ref within the schema. Other
