@@ -219,8 +219,8 @@ async def fork_run(call: Call, path: asked.OfRun, body: asked.ForkRun) -> Answer
     try:
         async with call.connection() as connection:
             made = await forks.fork(connection, path.run, before=body.before, run_id=body.run, preview=body.preview)
-    except UsageError as error:  # it has no such step
-        raise Problem(404, str(error)) from error
+    except UsageError as error:  # it has no such step, so far
+        raise Problem(409, str(error)) from error
     shown = answers.Forked(
         run=made.run,
         replayed=[answers.ForkStep(n=step.n, key=step.key, shown=step.shown) for step in made.replayed],

@@ -202,5 +202,5 @@ async def test_a_run_is_forked(api: Api, scene: Scene) -> None:
     )  # fmt: skip
     assert (await api.post(path, {"before": 2, "run": "other"}))["run"] == "other"
     assert (await api.get("/v1/runs/other"))["id"] == "other"
-    assert (await api.ask("POST", path, {"before": 9}))[0] == 404
+    assert (await api.ask("POST", path, {"before": 9}))[0] == 409
     assert (await api.ask("POST", path, {"before": 2, "run": "other"}))[0] == 409
