@@ -60,8 +60,8 @@ class _Forked:
         """Wait for its end; how it ended is not known where the fork server was the first to go."""
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_WR)
-        self.connection.settimeout(timeout)
         try:
+            self.connection.settimeout(timeout)
             said = self.connection.recv(32)
         except TimeoutError:
             self.server.kill()  # it does not answer, and whoever asks again must not wait for it

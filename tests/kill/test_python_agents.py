@@ -60,6 +60,7 @@ def work(given):
     assert works.result(none) == 5  # it returned None: what it has PUT counts
 
 
+@pytest.mark.check_all
 def test_a_killed_agent_goes_on_and_a_killed_worker_takes_its_agents_along(works: Works) -> None:
     works.declare_function(
         """
