@@ -92,7 +92,8 @@ async def _decide(
     at = await connection.fetchval(sql("decide"), run_id, row["key"], decision, by, comment)
     if at is None:
         raise NotNow(f"{what} was not decided in time: {row['deadline']}")
-    woken = run["status"] == RunStatus.PARKED and f"approval:{row['name']}" in run["wake_on"]
+    waits_for = run["wake_on"] or ()  # it may do nothing but sleep, having given this wait up
+    woken = run["status"] == RunStatus.PARKED and f"approval:{row['name']}" in waits_for
     if woken:
         await connection.execute(sql("wake_run"), run_id)
     return Decision(row["key"], row["name"], decision, by, comment, at), woken

@@ -128,6 +128,16 @@ async def test_no_event_is_a_decision(scene: Scene) -> None:
     assert await scene.status() is RunStatus.QUEUED
 
 
+async def test_a_run_that_only_sleeps_is_not_woken(scene: Scene) -> None:
+    """Who asked has given up waiting and sleeps: the decision is there when it asks again."""
+    exchange = await begin(scene, ASKED)
+    await begin(scene, Own(Kind.SLEEP, seconds=60.0), "s")
+    assert isinstance(await scene.journal.park(scene.fence, ["s"]), Parked)
+    decided = await decide(scene)
+    assert await scene.status() is RunStatus.PARKED
+    assert (await look(scene, exchange)).came == decided
+
+
 async def test_no_decision_of_a_run_that_has_ended(journal: Journal) -> None:
     for outcome in ("done", "cancelled"):
         scene = await claim(journal)
