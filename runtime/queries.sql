@@ -262,6 +262,22 @@ SET status = 'ambiguous', stop_step = NULL, stop_message = 'it is tried again', 
     retried_after = u.attempt, changed_at = twiceshy.now()
 WHERE u.id = $1;
 
+-- unbuilt_ends: what came of local steps and of children with nothing begun after it but reads
+SELECT s.key, s.kind, a.n, a.body
+FROM twiceshy.step s JOIN LATERAL (
+    SELECT b.n, b.body, b.recorded, b.finality FROM twiceshy.answer b
+    WHERE b.run_id = s.run_id AND b.key = s.key ORDER BY b.n DESC LIMIT 1) a ON true
+WHERE s.run_id = $1 AND s.kind IN ('local', 'child') AND s.state = 'answered' AND a.finality = 'final' AND NOT EXISTS (
+    SELECT FROM twiceshy.step later
+    WHERE later.run_id = s.run_id AND later.begun > a.recorded AND later.effect <> 'read')
+ORDER BY s.begun;
+
+-- reopen_end: an answer of a step is not its last word, and the step is tried anew
+WITH reopened AS (
+    UPDATE twiceshy.answer a SET finality = 'provisional' WHERE a.run_id = $1 AND a.key = $2 AND a.n = $3
+    RETURNING a.run_id, a.key)
+UPDATE twiceshy.step s SET tries = 0 FROM reopened r WHERE s.run_id = r.run_id AND s.key = r.key;
+
 -- settled: the run after one of its ambiguous steps was settled
 SELECT twiceshy.settled($1);
 

@@ -3,12 +3,14 @@
 A run that was continued by another stands for the newest of these when it is cancelled.
 """
 
+import json
+
 from runtime import events, rows, runs
 from runtime.database import Connection, sql
-from runtime.errors import NotFound, NotNow
+from runtime.errors import NotFound, NotNow, Unreadable
 from runtime.forks import fork
 from runtime.runs import in_transaction
-from runtime.step import RunStatus
+from runtime.step import Kind, RunStatus
 
 __all__ = ["RETRIED", "cancel", "fork", "retry"]
 
@@ -51,8 +53,8 @@ async def _cancel(connection: Connection, run_id: str) -> RunStatus:
 async def retry(connection: Connection, run_id: str) -> RunStatus:
     """Queue the run again, to go on from its journal; returns what it is now. Raises NotFound and NotNow.
 
-    What was answered last, and not finally, is tried again. Where it is not known whether an effect was made, a person
-    must say so first: the run is ambiguous.
+    What was answered last, and not finally, is tried again; of a failed run also the local step or child that failed
+    last. Where it is not known whether an effect was made, a person must say so first: the run is ambiguous.
     """
     run = await _lock(connection, run_id)
     status = rows.known(RunStatus, run["status"], f"run {run_id}")
@@ -67,8 +69,24 @@ async def retry(connection: Connection, run_id: str) -> RunStatus:
             rest = f"it went on as run {run['continued_as']}"
         raise NotNow(f"run {run_id} is {status}: {rest}")
     await runs.doubt(connection, run_id, "a person wants it tried again")
+    if status is RunStatus.FAILED:
+        await _reopen(connection, run_id)
     await connection.execute(sql("retry_run"), run_id)
     return rows.known(RunStatus, await connection.fetchval(sql("settled"), run_id), f"run {run_id}")
+
+
+async def _reopen(connection: Connection, run_id: str) -> None:
+    """Have those steps tried again whose failure ended the run: nothing was built on it."""
+    for step in await connection.fetch(sql("unbuilt_ends"), run_id):
+        what = f"step {step['key']} of run {run_id}"
+        try:
+            said = json.loads(step["body"])
+            local = rows.known(Kind, step["kind"], what) is Kind.LOCAL
+            failed = "error" in said if local else said.get("status", RunStatus.DONE) != RunStatus.DONE
+        except (ValueError, TypeError, AttributeError) as error:
+            raise Unreadable(f"{what}: what came of it cannot be read") from error
+        if failed:
+            await connection.execute(sql("reopen_end"), run_id, step["key"], step["n"])
 
 
 async def _lock(connection: Connection, run_id: str) -> rows.Row:

@@ -67,6 +67,29 @@ while True: time.sleep(10)
     until(lambda: not bench.agents(), "no agent is left")
 
 
+def test_a_retried_run_goes_on_from_the_step_that_failed(bench: Bench) -> None:
+    bench.agent("""
+import twiceshy
+def pack(n):
+    if not os.path.exists(HERE + "/mended"): raise ValueError("no tape")
+    return n
+order(1)
+try: twiceshy.step("label", pack, 0, max_tries=1)
+except twiceshy.StepFailed: order(2)
+assert twiceshy.step("pack", pack, 1, max_tries=1) == 1
+order(3)
+""")
+    code, _, err = bench.run()
+    assert code == 1
+    assert "no tape" in err
+    bench.touch("mended")
+    retried = bench.verb("retry", bench.run_id)
+    assert retried.returncode == 0, retried.stderr
+    code, _, err = bench.run()
+    assert code == 0, err
+    assert bench.made("orders") == 3  # what was done about the first one that failed was not undone
+
+
 TRANSACTION = """
 import asyncio, json, os, urllib.request
 import asyncpg

@@ -50,6 +50,21 @@ def steps(stack: Stack, run: str) -> int:
     return len(stack.fetch("SELECT FROM twiceshy.step WHERE run_id = $1", run))
 
 
+def test_who_failed_by_a_child_that_was_retried_hears_of_it_again(shared: Stack) -> None:
+    attempt = parent(shared, "again")
+    child = ask(attempt, "/runs", {"agent": "other", "input": {"n": 1}}).json()["run"]
+    end(shared, child, "failed")
+    assert ask(attempt, f"/runs/{child}/wait").json()["status"] == "failed"
+    shared.end(attempt, "failed", final=True)
+    call(shared, verbs.retry, "again")
+    call(shared, verbs.retry, child)
+    end(shared, child, "done", b"7")
+    attempt = shared.claim("again")
+    assert ask(attempt, "/runs", {"agent": "other", "input": {"n": 1}}).replayed
+    assert ask(attempt, f"/runs/{child}/wait").json()["result"] == 7
+    assert ask(shared.claim("again"), f"/runs/{child}/wait").json()["result"] == 7
+
+
 def test_a_child_is_started_once_and_waited_for(shared: Stack) -> None:
     attempt = parent(shared, "p")
     body = b'{"agent": "other", "input": {"n":  1e400, "n": 2}, "priority": 3}'
