@@ -5,6 +5,8 @@ import re
 from runtime.errors import UsageError
 
 NAME = re.compile(r"[A-Za-z0-9._~-]{1,200}")
+#: Keys of steps: what ``Twiceshy-Step`` may name, and what stands for a fingerprint and its occurrence (``…#1``).
+STEP_KEY = re.compile(r"[A-Za-z0-9._~:/@+=,#-]{1,200}")
 #: Priorities are whole numbers from minus this to this.
 PRIORITY_MAX = 1_000_000
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlencode
+from uuid import uuid4
 
 from twiceshy import wire
 from twiceshy.asking import dump, insist, seconds
@@ -49,6 +50,8 @@ def _start(
     priority: int | None = None, attributes: Mapping[str, str] | None = None,
 ) -> Operation[str]:  # fmt: skip
     """Start a run of *agent*; its id. With *key* the same start, asked for again, is the same run."""
+    # Where no answer comes this is sent again, and must be one start.
+    key = str(uuid4()) if key is None and run is None else key
     body: dict[str, Any] = {"agent": agent, "input": given}
     more = {"run": run, "priority": priority, "attributes": None if attributes is None else dict(attributes)}
     body.update({name: value for name, value in more.items() if value is not None})
@@ -58,7 +61,7 @@ def _start(
 
 def _signal(api: _Api, run: str, name: str, payload: Any = None, *, id: str | None = None) -> Operation[None]:  # noqa: A002
     """Send *run* the event *name*. Sent again under the same *id*, it is one event."""
-    body = {"name": name, "payload": payload} if id is None else {"name": name, "payload": payload, "id": id}
+    body = {"name": name, "payload": payload, "id": f"e{uuid4().hex}" if id is None else id}
     yield from api._ask("POST", f"/runs/{wire.quoted(run)}/events", body)
 
 

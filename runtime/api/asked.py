@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, RootModel
 
-from runtime import attributes
+from runtime import attributes, names
 from runtime.api.models import (
     NO_OTHERS,
     TEXT,
@@ -82,7 +82,8 @@ class OfApproval(OfRun):
     """Path."""
 
     approval: Annotated[
-        str, Field(pattern=r"^[A-Za-z0-9._~:/@+=,-]{1,200}$", description="its id, or its name while that is enough")
+        str,
+        Field(pattern=rf"^{names.STEP_KEY.pattern}$", description="its id (# as %23), or its name if that is enough"),
     ]
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from runtime import attributes
+from runtime import attributes, names
 from runtime.step import RunStatus
 
 
@@ -52,7 +52,7 @@ RunId = Annotated[str, Field(pattern=_NAME, description="id of a run")]
 Name = Annotated[str, Field(pattern=_NAME)]
 AgentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._~-]{1,100}$", description="name of an agent")]
 StepKey = Annotated[
-    str, Field(pattern=r"^[A-Za-z0-9._~:/@+=,-]{1,200}$", description="key of a step, as the journal has it")
+    str, Field(pattern=rf"^{names.STEP_KEY.pattern}$", description="key of a step, as the journal has it; # as %23")
 ]
 Moment = Annotated[AwareDatetime, BeforeValidator(_written), AfterValidator(_utc)]
 WHOLE = BeforeValidator(_whole)

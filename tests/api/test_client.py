@@ -7,7 +7,7 @@ import pytest
 import twiceshy
 from runtime.database import Connection
 from tests.api.conftest import Api
-from twiceshy import aio, asking
+from twiceshy import aio, asking, drive, wire
 
 
 @pytest.fixture
@@ -48,6 +48,27 @@ async def test_a_signal_is_an_event(client: aio.Client, api: Api) -> None:
     await client.signal(run, "paid")
     events = (await api.get(f"/v1/runs/{run}/events"))["events"]
     assert [(each["name"], each["payload"]) for each in events] == [("paid", {"cents": 5}), ("paid", None)]
+
+
+async def test_what_is_asked_again_is_done_once(client: aio.Client, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer to every request is lost once, and nobody gave a key or an id."""
+    ask, lost = drive._ask_awaited, set[str]()
+
+    async def loses(route: wire.Route, timeout: float | None) -> wire.Reply:
+        reply = await ask(route, timeout)
+        line = route.data.decode("utf-8").split(" HTTP/", 1)[0]
+        if line in lost:
+            return reply
+        lost.add(line)
+        raise ConnectionResetError("lost")
+
+    monkeypatch.setattr(drive, "_ask_awaited", loses)
+    run = await client.start("a")
+    await client.signal(run, "paid")
+    await client.signal(run, "paid")
+    assert [each["id"] for each in (await api.get("/v1/runs"))["runs"]] == [run]
+    assert len((await api.get(f"/v1/runs/{run}/events"))["events"]) == 2
+    assert len(lost) == 2
 
 
 async def test_a_result_is_waited_for(client: aio.Client, conn: Connection) -> None:

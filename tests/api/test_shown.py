@@ -150,35 +150,37 @@ async def test_tails_are_few(api: Api, scene: Scene) -> None:
 
 
 async def test_approvals_are_listed_and_decided_once(api: Api, scene: Scene) -> None:
-    for key, name in (("w1", "manager"), ("w2", "boss")):
+    for key, name in (("f00d#1", "manager"), ("f00d#2", "boss")):
         await scene.begin(key, own=Own(Kind.APPROVAL, name), request_body=b'{"request": {"sum": 5.00}}')
     page = await api.get("/v1/approvals?limit=1")
     rest = await api.get(f"/v1/approvals?limit=1&cursor={page['next']}")
-    assert [each["id"] for each in page["approvals"] + rest["approvals"]] == ["w1", "w2"]
+    assert [each["id"] for each in page["approvals"] + rest["approvals"]] == ["f00d#1", "f00d#2"]
     assert rest["next"] is None
     assert page["approvals"][0]["request"] == {"sum": 5.0}
     assert [each["id"] for each in (await api.get(f"/v1/approvals?name=boss&run={scene.run_id}"))["approvals"]] == [
-        "w2"
+        "f00d#2"
     ]
     path = f"/v1/approvals/{scene.run_id}/manager"
     decided = await api.post(path, {"decision": "approve", "by": "ann", "comment": "fine"})
-    assert (decided["id"], decided["decision"], decided["by"]) == ("w1", "approve", "ann")
+    assert (decided["id"], decided["decision"], decided["by"]) == ("f00d#1", "approve", "ann")
     status, problem = await api.ask("POST", path, {"decision": "decline"})
     assert (status, problem["first"]) == (409, decided)
+    by_id = await api.ask("POST", f"/v1/approvals/{scene.run_id}/f00d%231", {"decision": "decline"})
+    assert (by_id[0], by_id[1]["first"]) == (409, decided)
     assert (await api.ask("POST", f"/v1/approvals/{scene.run_id}/nobody", {"decision": "approve"}))[0] == 404
     assert (await api.ask("POST", path, {"decision": "maybe"}))[0] == 422
     assert (await api.ask("POST", path, {"decision": "approve", "by": "a\x00b"}))[0] == 422
-    assert [each["id"] for each in (await api.get("/v1/approvals"))["approvals"]] == ["w2"]
+    assert [each["id"] for each in (await api.get("/v1/approvals"))["approvals"]] == ["f00d#2"]
 
 
 async def test_an_ambiguous_step_is_resolved(api: Api, scene: Scene) -> None:
-    for key in ("one", "two"):
+    for key in ("one#1", "two"):
         exchange = await scene.begin(key)
         await scene.write(scene.stop(exchange, key))
-        if key == "one":
+        if key == "one#1":
             run = await api.get(f"/v1/runs/{scene.run_id}")
-            assert (run["status"], run["stop"]) == ("ambiguous", {"step": "one", "message": "nobody knows"})
-            path = f"/v1/runs/{scene.run_id}/steps/one/resolve"
+            assert (run["status"], run["stop"]) == ("ambiguous", {"step": "one#1", "message": "nobody knows"})
+            path = f"/v1/runs/{scene.run_id}/steps/one%231/resolve"
             assert (await api.ask("POST", path, {"how": "send_again", "status": 200}))[0] == 422
             assert (await api.ask("POST", path, {"how": "assume_done", "headers": {"X": "a\r\nb"}}))[0] == 422
             assert (await api.post(path, {"how": "assume_done", "body": {"id": 1.50}}))["status"] == "queued"
