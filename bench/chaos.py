@@ -257,6 +257,7 @@ async def main() -> int:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--out", type=Path, help="write the summary there, with the commit")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends this ends its workers, too
     orders = [f"A-{1001 + n}" for n in range(arguments.tickets)]
     lines = [f"seed {arguments.seed}, {arguments.workers} workers"]
     calm = None
