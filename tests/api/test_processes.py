@@ -67,6 +67,7 @@ async def test_the_keeper_keeps_an_api_on_its_port(home: Path) -> None:
     assert keys.read(keys.address_file(home)) is None, "who ends in order takes its address with it"
 
 
+@pytest.mark.check_all
 def test_a_port_that_is_taken_is_told_before_anything_is_started(home: Path, dsn: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
