@@ -3,17 +3,13 @@
 import json
 import signal
 import stat
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from runtime import approvals, events
 from runtime.database import connect
 from runtime.entries import Decision
-from sandbox.client import Sandbox
-from tests.conftest import _still_keeping, fresh_database, scratch
-from tests.kill.launchers import Bench, World, until
+from tests.kill.launchers import Bench, until
 from tests.stack import wait_apart
 
 #: What bash agents below begin with. -f: a refusal is a failure, and ends the script (-e).
@@ -40,31 +36,7 @@ with concurrent.futures.ThreadPoolExecutor(50) as threads:
     list(threads.map(lambda n: own(f'/events/e{n}/wait'), range(1, 51)))
 """
 
-
-@pytest.fixture(scope="module")
-def one_world(server: str, template: str) -> Iterator[World]:
-    databases = fresh_database(server, template)
-    dsn = next(databases)
-    with scratch("ts-") as home, Sandbox.start(home / "sandbox.log") as sandbox:
-        world = World(dsn, home / "state", sandbox, hold="0.2", park_quiet="0.4", mode="durable")
-        try:
-            yield world
-        finally:
-            world.close()
-            left = _still_keeping(home, patience=20.0)
-    next(databases, None)
-    assert not left
-
-
-@pytest.fixture
-def bench(one_world: World, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
-    run = "".join(each if each.isalnum() else "-" for each in request.node.name)
-    made = Bench(one_world, tmp_path, run)
-    yield made
-    for process in made.started:
-        process.kill()
-        process.communicate()
-    until(lambda: not made.agents(), "no agent is left")
+WORLD = {"hold": "0.2", "park_quiet": "0.4", "mode": "durable"}
 
 
 def in_bash(bench: Bench, body: str) -> list[str]:
