@@ -41,7 +41,13 @@ BODY_WITHIN = 60.0
 #: Seconds for what is being answered when the process is to end.
 DRAIN = 5.0
 #: Of a request's head, in bytes: its first line, and one of its headers. A key of a start or a cursor is far shorter.
-LIMITS: dict[str, Any] = {"max_line_size": 16 << 10, "max_field_size": 16 << 10, "auto_decompress": False}
+#: Who was told that the body is too large may go on sending it for so many seconds.
+LIMITS: dict[str, Any] = {
+    "max_line_size": 16 << 10,
+    "max_field_size": 16 << 10,
+    "auto_decompress": False,
+    "lingering_time": 2.0,
+}
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Server": "twiceshy"}
 
 Step = Callable[[web.Request], Awaitable[web.StreamResponse]]
