@@ -96,7 +96,7 @@ SELECT a.key, a.n, a.recorded, a.attempt, a.status, a.reason, a.headers, a.body_
 FROM twiceshy.answer a WHERE a.run_id = $1 AND a.key = ANY($2::text[]);
 
 -- first_request: what went first for a step
-SELECT s.request_head, s.request_body FROM twiceshy.step s WHERE s.run_id = $1 AND s.key = $2;
+SELECT s.kind, s.request_head, s.request_body FROM twiceshy.step s WHERE s.run_id = $1 AND s.key = $2;
 
 -- request_body: the first bytes of a step
 SELECT s.request_body FROM twiceshy.step s WHERE s.run_id = $1 AND s.key = $2;

@@ -17,7 +17,7 @@ from runtime.database import Connection, sql, transaction
 from runtime.entries import Headers
 from runtime.errors import Held, NotFound, NotNow, UsageError
 from runtime.shown import AttemptRow, RunRow, StepLine
-from runtime.step import Finality, RunStatus, State
+from runtime.step import Finality, Kind, RunStatus, State
 from runtime.tokens import RUN_ID, check_id, hash_token, new_id, new_token
 
 __all__ = [
@@ -305,12 +305,13 @@ async def resolve(
 
 
 @in_transaction
-async def first_request(connection: Connection, run_id: str, step_key: str) -> tuple[bytes, bytes]:
-    """Head (JSON, see proxy.outgoing) and body of what went first for a step. Raises NotFound."""
+async def first_request(connection: Connection, run_id: str, step_key: str) -> tuple[Kind, bytes, bytes]:
+    """Of a step its kind, and head (JSON, see proxy.outgoing) and body of what went first. Raises NotFound."""
     row = await connection.fetchrow(sql("first_request"), run_id, step_key)
     if row is None:
         raise NotFound(f"run {run_id} has no step {step_key!r}")
-    return row["request_head"], row["request_body"]
+    kind = rows.known(Kind, row["kind"], f"run {run_id}, step {step_key}")
+    return kind, row["request_head"], row["request_body"]
 
 
 # ---- what is shown

@@ -193,6 +193,24 @@ async def test_an_ambiguous_step_is_resolved(api: Api, scene: Scene) -> None:
     assert (await api.ask("POST", f"/v1/runs/{scene.run_id}/steps/a%2Fb/resolve", {"how": "send_again"}))[0] == 404
 
 
+async def test_a_local_step_is_resolved_by_what_its_agent_would_have_handed_in(api: Api, scene: Scene) -> None:
+    said: list[tuple[dict[str, Any], Any]] = [
+        ({}, {"output": None}), ({"body": {"error": "no"}}, {"error": "no"}), ({"body": '{"output": 1}'}, {"output": 1}),
+    ]  # fmt: skip
+    wrong: list[dict[str, Any]] = [{"body": {}}, {"body": 7}, {"body": "text"}, {"body": {"output": 1}, "status": 500}]
+    for n, (given, kept) in enumerate(said):
+        exchange = await scene.begin(f"k{n}", own=Own(Kind.LOCAL, "mail"))
+        await scene.write(scene.stop(exchange, f"k{n}"))
+        path = f"/v1/runs/{scene.run_id}/steps/k{n}/resolve"
+        for each in wrong:
+            status, problem = await api.ask("POST", path, {"how": "assume_done", **each})
+            assert (status, "local step" in problem["detail"]) == (422, True)
+        assert (await api.post(path, {"how": "assume_done", **given}))["status"] == "queued"
+        step = (await api.get(f"/v1/runs/{scene.run_id}/journal"))["steps"][n]
+        assert json.loads(step["answers"][0]["body"]) == kept
+        scene = await scene.again()
+
+
 async def test_a_run_is_forked(api: Api, scene: Scene) -> None:
     for key in ("one", "two"):
         await scene.step(key, Effect.IDEMPOTENT)
