@@ -195,8 +195,10 @@ async def test_an_ambiguous_step_is_resolved(api: Api, scene: Scene) -> None:
 
 async def test_a_local_step_is_resolved_by_what_its_agent_would_have_handed_in(api: Api, scene: Scene) -> None:
     said: list[tuple[dict[str, Any], Any]] = [
-        ({}, {"output": None}), ({"body": {"error": "no"}}, {"error": "no"}), ({"body": '{"output": 1}'}, {"output": 1}),
-    ]  # fmt: skip
+        ({}, {"output": None}),
+        ({"body": {"error": "no"}}, {"error": "no"}),
+        ({"body": '{"output": 1}'}, {"output": 1}),
+    ]
     wrong: list[dict[str, Any]] = [{"body": {}}, {"body": 7}, {"body": "text"}, {"body": {"output": 1}, "status": 500}]
     for n, (given, kept) in enumerate(said):
         exchange = await scene.begin(f"k{n}", own=Own(Kind.LOCAL, "mail"))
