@@ -6,10 +6,11 @@ running (DESIGN §2, §3.2).
 
 import ipaddress
 
-from proxy.attempts import Attempts, Run
+from proxy.attempts import Attempts
 from proxy.doors import Door
 from proxy.identity import Named, Target, is_address
 from proxy.refusals import Refusal
+from proxy.run import Run
 from proxy.tokenless import Tokenless
 from runtime.settings import Settings
 

@@ -5,9 +5,9 @@ there, nobody waits for its word. And what was responded to once is asked nobody
 """
 
 from proxy import mcp
-from proxy.attempts import Run
 from proxy.message import Request
 from proxy.recorder import Exchange
+from proxy.run import Run
 
 
 class Response:

@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Mapping
 
-from proxy.attempts import Run
 from proxy.own import Asked
 from proxy.refusals import Refusal
+from proxy.run import Run
 from runtime import kin
 from runtime.agents import AgentTable, check_input, declared
 from runtime.errors import UsageError

@@ -7,8 +7,9 @@ answer did not reach him, is told the same one.
 import asyncio
 import json
 
-from proxy.attempts import Run, continued
 from proxy.refusals import Refusal, ways_out
+from proxy.run import Run
+from proxy.stops import continued
 from runtime import kin, payload
 from runtime.errors import UsageError
 from runtime.failpoints import reach

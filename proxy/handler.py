@@ -10,7 +10,7 @@ from aiohttp import web
 from proxy import identity, internal, mcp, own, relay, upgrade
 from proxy.admission import Admission
 from proxy.asked_back import Response
-from proxy.attempts import Attempts, Run
+from proxy.attempts import Attempts
 from proxy.children import Children
 from proxy.continuing import told
 from proxy.doors import NO_TUNNEL_HERE, Written, door_of
@@ -22,6 +22,7 @@ from proxy.profiles import Rule, Rules
 from proxy.recorder import Exchange, Shell
 from proxy.refusals import Refusal, reads_xml
 from proxy.relay import Client
+from proxy.run import Run
 from proxy.websockets import WebSockets
 from runtime import kin
 from runtime.errors import DatabaseAway, Unreadable

@@ -16,13 +16,14 @@ gets that was led here, for no DNS knows the name (``twiceshy doctor``).
 import json
 from urllib.parse import unquote
 
-from proxy.attempts import Attempts, Run
+from proxy.attempts import Attempts
 from proxy.continuing import continue_as_new
 from proxy.identity import INTERNAL
 from proxy.incoming import Head
 from proxy.message import Request
 from proxy.permits import Permits
 from proxy.refusals import Refusal, ways_out
+from proxy.run import Run
 from runtime import payload
 from runtime.errors import UsageError
 from runtime.journal import Journal

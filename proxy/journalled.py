@@ -12,7 +12,7 @@ from functools import partial
 from typing import TypeVar
 
 from proxy import canonical, keys, mcp, outgoing, relay
-from proxy.attempts import Attempts, Run
+from proxy.attempts import Attempts
 from proxy.difference import difference
 from proxy.doors import Door
 from proxy.exchange import (
@@ -36,9 +36,11 @@ from proxy.message import Request
 from proxy.own import Asked
 from proxy.permits import Given, Permits
 from proxy.profiles import Rule, Rules
-from proxy.recorder import Ending, Exchange, Shell, ambiguous_message
+from proxy.recorder import Ending, Exchange, Shell
 from proxy.refusals import Refusal, ways_out
 from proxy.relay import Client
+from proxy.run import Run
+from proxy.stops import ambiguous_message
 from proxy.tape import Part, Step, Where
 from runtime.entries import AnswerRow, Fenced, Recorded, StepFacts, Stop, Stopped
 from runtime.failpoints import reach

@@ -8,9 +8,10 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from proxy.attempts import Attempts, Run
+from proxy.attempts import Attempts
 from proxy.policy import Permit
 from proxy.refusals import Refusal
+from proxy.run import Run
 from proxy.tape import Step
 from runtime.errors import DatabaseAway
 from runtime.settings import Settings

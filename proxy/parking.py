@@ -10,10 +10,11 @@ import time
 from dataclasses import dataclass
 
 from proxy import own, peers
-from proxy.attempts import Attempts, Run
+from proxy.attempts import Attempts
 from proxy.doors import Door
 from proxy.peers import Process
 from proxy.refusals import Refusal
+from proxy.run import Run
 from proxy.stillness import Going, held, works
 from proxy.tape import Where
 from runtime.entries import Own, Parked

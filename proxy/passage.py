@@ -11,10 +11,11 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Self, TypeAlias
 
-from proxy.attempts import Attempts, Run
+from proxy.attempts import Attempts
 from proxy.doors import Door
 from proxy.identity import Target
 from proxy.lines import cut
+from proxy.run import Run
 from proxy.upstream import PIECE
 from runtime.errors import DatabaseAway
 from runtime.settings import Settings

@@ -14,7 +14,7 @@ from urllib.parse import quote
 from uuid import UUID, uuid4
 
 from proxy import keys, relay
-from proxy.attempts import Attempts, Run
+from proxy.attempts import Attempts
 from proxy.exchange import Join, Send
 from proxy.identity import INTERNAL
 from proxy.incoming import Head
@@ -23,6 +23,7 @@ from proxy.own import Asked
 from proxy.policy import Permit, gave_up
 from proxy.refusals import Refusal
 from proxy.relay import Client
+from proxy.run import Run
 from proxy.tape import Step, Where
 from runtime import payload
 from runtime.entries import Answer, AnswerFacts, AnswerRow, Begun, Fenced, Intent, Recorded, Stopped

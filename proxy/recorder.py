@@ -24,6 +24,7 @@ from proxy.own import Asked
 from proxy.profiles import Rule
 from proxy.pulse import Pulse
 from proxy.refusals import Refusal
+from proxy.stops import ambiguous_message
 from proxy.tape import Step, Tape
 from proxy.upstream import Denied, Upstream, Withheld
 from proxy.wakes import Wakes
@@ -436,15 +437,6 @@ class Exchange:
         """The answer's file goes with whoever needs it last: the record, or a client."""
         if self._over and self.clients == 0:
             self.answer.close()
-
-
-def ambiguous_message(run_id: str, step: Step, what: str) -> str:
-    """The words of an ambiguous stop."""
-    return (
-        f"Run {run_id} is stopped: nobody can say whether step {step.key} ({step.facts.shown}) "
-        f"was done ({what}), and it must not be done twice. Look it up there, then: "
-        f"twiceshy resolve {run_id} {step.key} assume_done, or send_again."
-    )
 
 
 def _seconds(moment: datetime) -> float:

@@ -167,6 +167,16 @@ class Tape:
         step.exchange = None
         step.where = Where.NOWHERE
 
+    def ended(self, step: Step, row: AnswerRow | None, state: State | None) -> None:
+        """The exchange of *step* ended with *row* recorded, or with none, and left the step in *state*."""
+        if row is not None and state is not None:
+            self.record(step, row, state)
+            return
+        step.where = Where.NOWHERE
+        step.state = state
+        if state is not State.SENT:
+            step.exchange = None
+
 
 def build(rows: TapeRows, here: frozenset[UUID] | set[UUID]) -> Tape:
     """Make the tape of *rows* for the run's current attempt, which lives with this sidecar.

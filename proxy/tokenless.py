@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 from proxy import peers
-from proxy.attempts import Attempts, Run, refusal_of
+from proxy.attempts import Attempts
 from proxy.doors import Door
 from proxy.identity import Named
 from proxy.peers import Process
 from proxy.refusals import Refusal, ways_out
+from proxy.run import Run
+from proxy.stops import refusal_of
 from runtime import runs
 from runtime.database import Connection
 from runtime.entries import Fence, Stopped

@@ -8,12 +8,13 @@ import asyncio
 
 from aiohttp import web
 
-from proxy.attempts import Attempts, Run
+from proxy.attempts import Attempts
 from proxy.identity import Target
 from proxy.message import Request
 from proxy.passage import Passage, Reader
 from proxy.refusals import Refusal, http2_only
 from proxy.relay import Client
+from proxy.run import Run
 from proxy.upgrade import SWITCHED, Answer, Extent, Malformed, is_http2, read_answer, request_head
 from proxy.upstream import PIECE, Denied, NotSent, Upstream
 from runtime.settings import Settings

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from proxy.attempts import HOSTS, OTHERS
+from proxy.run import HOSTS, OTHERS
 from tests.conftest import fresh_database
 from tests.stack import Attempt, Stack, stack
 from tests.tunnelled import Secure, trusting
