@@ -144,8 +144,9 @@ CREATE TABLE twiceshy.child_end (
 
 CREATE FUNCTION twiceshy.tells_its_parent() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
+    -- A row that is there already, of an end before this one, is locked: so nobody has it done with before this is seen.
     INSERT INTO twiceshy.child_end (parent, child) VALUES (NEW.parent, coalesce(NEW.first_run, NEW.id))
-    ON CONFLICT DO NOTHING;
+    ON CONFLICT ON CONSTRAINT child_end_pkey DO UPDATE SET child = excluded.child;
     RETURN NULL;
 END
 $$;

@@ -137,6 +137,25 @@ async def test_parking_and_the_end_of_the_child_at_the_same_instant(journal: Jou
     assert met
 
 
+async def test_a_child_that_ends_again_while_its_first_end_is_looked_at(dsn: str, journal: Journal) -> None:
+    """It failed, was tried again, and ends while that it failed is being told."""
+    scene = await parent_of(journal, "c")
+    child = await claim(journal, "c")
+    await child.end("failed", final=True)
+    await child.call(verbs.retry)
+    await claim(journal, "c")
+    await begin(scene, Own(Kind.CHILD, "c"))
+    connection = await connect(dsn, name="test")
+    try:
+        async with connection.transaction():
+            await connection.execute("UPDATE twiceshy.run SET status = 'done' WHERE id = 'c'")
+            assert await wake(journal) == []
+            assert await scene.journal.park(scene.fence, ["w"]) == Parked(None)
+    finally:
+        await connection.close()
+    assert await wake(journal) == [scene.run_id]
+
+
 async def test_a_row_that_somebody_has_locked_is_left_for_the_next_look(journal: Journal) -> None:
     scene = await parent_of(journal, "c")
     assert await park(scene, "c") == Parked(None)
