@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from proxy import canonical, keys, mcp, outgoing, relay
+from proxy import canonical, keys, mcp, relay
 from proxy.attempts import Attempts
 from proxy.difference import difference
 from proxy.doors import Door
@@ -40,9 +40,10 @@ from proxy.recorder import Ending, Exchange, Shell
 from proxy.refusals import Refusal, ways_out
 from proxy.relay import Client
 from proxy.run import Run
+from proxy.sending import Sending
 from proxy.stops import ambiguous_message
 from proxy.tape import Part, Step, Where
-from runtime.entries import AnswerRow, Fenced, Recorded, StepFacts, Stop, Stopped
+from runtime.entries import AnswerRow, Fenced, Recorded, Stop, Stopped
 from runtime.failpoints import reach
 from runtime.step import Effect, Kind, RunStatus, State
 
@@ -57,7 +58,6 @@ _RESET_WINDOW = 1.0
 _TURNS = 20
 #: How often a request is decided again after what was due for it got lost: more would be no coincidence.
 _LOSSES = 4
-_IDENTITY_ENCODING = (b"Accept-Encoding", b"identity")
 
 
 class Journalled:
@@ -69,6 +69,7 @@ class Journalled:
         self._attempts = attempts
         self._rules = rules
         self._secret = secret
+        self._sending = Sending(shell.journal, rules, shell.settings, secret)
         self.permits = Permits(shell.journal, attempts, shell.settings, secret)
 
     async def answer(
@@ -211,7 +212,7 @@ class Journalled:
                 pass
             if len(found) < 2:
                 return None
-        body = await client.door.heard(self._first_body(run, step))
+        body = await client.door.heard(self._sending.first_body(run, step))
         return mcp.call(step.facts.method, (), body)
 
     async def _exchange(
@@ -245,7 +246,7 @@ class Journalled:
         asked: Asked | None,
     ) -> bool | Refusal:  # fmt: skip
         """Give the client the permit for a local step. True: it was lost before the client had anything of it."""
-        step = due.step if isinstance(due, Join) else self._step(run, due, request, rule, arrival, asked)[0]
+        step = due.step if isinstance(due, Join) else self._sending.step(run, due, request, rule, arrival, asked)[0]
         self._claim(run, step, arrival, Part.JOINED if isinstance(due, Join) else Part.LIVE, client)
         given: Given | Refusal = Given.UNHEARD
         try:
@@ -274,8 +275,8 @@ class Journalled:
         tape = run.tape
         if due.drift:
             tape.drift += 1
-        step, sent = self._step(run, due, request, rule, arrival, asked)
-        recall = partial(self._first, run, step, request, rule, call) if due.first else None
+        step, sent = self._sending.step(run, due, request, rule, arrival, asked)
+        recall = partial(self._sending.first, run, step, request, rule, call) if due.first else None
         exchange = Exchange(
             self._shell,
             run,
@@ -294,48 +295,6 @@ class Journalled:
         run.exchanges[exchange.id] = exchange
         exchange.start()
         return step, exchange
-
-    def _step(
-        self, run: Run, due: Send, request: Request, rule: Rule, arrival: Arrival, asked: Asked | None
-    ) -> tuple[Step, outgoing.Outgoing]:
-        """The step that is begun, on the tape if it is new, and what goes out for it."""
-        if due.step is not None:
-            return due.step, self._outgoing(run, request, rule, due.step.key, due.step.facts.wire_key)[0]
-        key = arrival.explicit or f"{arrival.fingerprint.hex()[:24]}#{due.occurrence}"
-        sent, wire_key = self._outgoing(run, request, rule, key, None)
-        facts = StepFacts(
-            key, rule.effect, arrival.explicit is not None, arrival.fingerprint, due.occurrence, arrival.secondary,
-            request.method, sent.shown_url, wire_key, sent.journal_head(), request.body, self._rules.hash,
-            None if asked is None else asked.own,
-        )  # fmt: skip
-        return run.tape.add(Step(facts)), sent
-
-    async def _first(self, run: Run, step: Step, request: Request, rule: Rule, call: Call | None = None) -> Request:
-        """The request that went first for *step*, with the credentials of *request*, and its *call*'s names."""
-        body = await self._first_body(run, step)
-        first = outgoing.recall(step.facts.request_head, body, request, rule.secret_query)
-        return first if call is None else mcp.asked_anew(first, request, call)
-
-    async def _first_body(self, run: Run, step: Step) -> bytes:
-        if step.state is None:
-            return step.facts.request_body
-        return await self._shell.journal.request_body(run.run_id, step.key)
-
-    def _outgoing(
-        self, run: Run, request: Request, rule: Rule, key: str, pinned: str | None
-    ) -> tuple[outgoing.Outgoing, str | None]:
-        """The request with its key on the wire. Journal mode puts none."""
-        wire_key = None
-        if self._settings.mode == "durable":
-            choice = keys.choose(request, rule, pinned, keys.derive(self._secret, run.uuid, key))
-            request = replace(request, headers=keys.place(request.headers, choice))
-            wire_key = choice.value
-        if rule.ending is not None:
-            # The end of a compressed stream could not be told: SDKs take an uncompressed one as well.
-            kept = tuple(pair for pair in request.headers if pair[0].lower() != b"accept-encoding")
-            request = replace(request, headers=(*kept, _IDENTITY_ENCODING))
-        key_name = None if rule.key is None else rule.key.name
-        return outgoing.Outgoing(request, rule.secret_query, key_name), wire_key
 
     # ---- what is told to the tape
 
@@ -413,7 +372,7 @@ class Journalled:
 
     async def _differences(self, run: Run, step: Step, request: Request) -> str:
         rule = self._rules.match(request)
-        found = difference(await self._first(run, step, request, rule), request, rule)
+        found = difference(await self._sending.first(run, step, request, rule), request, rule)
         return "".join(f"; {one.path}: {one.old!r} → {one.new!r}" for one in found[:5])
 
 
