@@ -21,6 +21,7 @@ from runtime.errors import DatabaseAway, NotFound, UsageError
 from runtime.settings import load
 from runtime.settling import Given, settle
 from runtime.step import RunStatus, State
+from runtime.summary import needs_a_person, summary
 from runtime.tapes import read_tape
 
 #: How much of a result is shown, in characters.
@@ -61,7 +62,7 @@ async def show(arguments: argparse.Namespace) -> int:
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     print(tape.picture(read, width=shutil.get_terminal_size((110, 40)).columns, colour=colour))
     print()
-    print("\n".join(tape.summary(read)[1:] or tape.summary(read)[:1]))
+    print("\n".join(summary(read)[1:] or summary(read)[:1]))
     if row.result is not None:
         print(f"result: {_short(row.result)}")
     return 0
@@ -155,7 +156,7 @@ async def resolve(arguments: argparse.Namespace) -> int:
         return 0
     print(f"step {key}: {how}; run {arguments.run} is {status}")
     if status.stopped:
-        print("\n".join(tape.needs_a_person(read)))
+        print("\n".join(needs_a_person(read)))
     else:
         print("a worker goes on with it" if for_workers else f"to go on: twiceshy run --run {arguments.run} -- COMMAND")
     return 0

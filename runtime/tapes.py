@@ -1,4 +1,4 @@
-"""A run's tape, read from the database. Shell; the picture itself is ``runtime.tape``."""
+"""A run's tape, read from the database. Shell; picture and words are ``runtime.tape``, ``runtime.summary``."""
 
 from typing import Any
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
-from runtime import events, kin, runs, tape
+from runtime import events, kin, runs
 from runtime.errors import DatabaseAway, Held, NotNow, UsageError
 from runtime.folder import Lock, make_folder
 from runtime.keeping import Keeping
@@ -36,6 +36,7 @@ from runtime.launch.signals import Signals
 from runtime.launch.voice import Voice
 from runtime.settings import Settings
 from runtime.step import RunStatus
+from runtime.summary import summary, until
 from runtime.tapes import read_tape
 
 #: How long an interrupted launcher waits for a database that is away, in seconds.
@@ -165,7 +166,7 @@ class Launcher:
 
     async def _until_due(self, row: runs.RunRow) -> None:
         """Wait, with no process, until the parked run is queued again, or we are interrupted."""
-        self.voice.tell(f"run {self.run_id} is parked: it waits {tape.until(row.wake_at, row.wake_on or ())}")
+        self.voice.tell(f"run {self.run_id} is parked: it waits {until(row.wake_at, row.wake_on or ())}")
         while not self.signals.interrupted_by():
             await self.patient.ask(events.wake)
             if (await self.patient.ask(runs.get_run, self.run_id)).status is not RunStatus.PARKED:
@@ -208,7 +209,7 @@ class Launcher:
     async def _report(self, row: runs.RunRow, *, started: bool) -> int:
         """The run is not to be started (again): say why, and how it went."""
         picture = await self.patient.ask(read_tape, self.run_id)
-        lines = tape.summary(picture)
+        lines = summary(picture)
         told = 1 if row.continued_as is None else 2
         smooth = row.status is RunStatus.DONE and len(picture.attempts) == 1 and len(lines) == told
         if started:
@@ -218,7 +219,7 @@ class Launcher:
             sys.stdout.buffer.write((row.result if row.result is not None else b"null") + b"\n")
             sys.stdout.buffer.flush()
         elif row.status is RunStatus.PARKED:
-            self.voice.say(f"run {self.run_id} is not started: it waits {tape.until(row.wake_at, row.wake_on or ())}")
+            self.voice.say(f"run {self.run_id} is not started: it waits {until(row.wake_at, row.wake_on or ())}")
         else:
             again = [f"to let it go on: twiceshy retry {self.run_id}"] if row.status.ended else []
             self.voice.say("\n".join([f"run {self.run_id} is not started: it is {row.status}", *lines[1:], *again]))
@@ -229,7 +230,7 @@ class Launcher:
         if self.voice.chatty:
             with contextlib.suppress(DatabaseAway, TimeoutError):
                 picture = await asyncio.wait_for(self.patient.ask(read_tape, self.run_id), 5)
-                self.voice.tell("\n".join(tape.summary(picture)))
+                self.voice.tell("\n".join(summary(picture)))
         return self._interrupted()
 
     def _interrupted(self) -> int:

@@ -9,18 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.step import Effect, Finality, RunStatus, State
+from runtime.summary import needs_a_person, settle, summary, until
 from runtime.tape import (
     AttemptLine,
     Counts,
     StepLine,
     Tape,
     as_json,
-    needs_a_person,
     picture,
     read_attempt,
-    settle,
-    summary,
-    until,
 )
 
 
