@@ -12,6 +12,7 @@ from dataclasses import replace
 from enum import Enum
 from urllib.parse import quote
 from uuid import UUID, uuid4
+from weakref import WeakValueDictionary
 
 from proxy import keys, relay
 from proxy.attempts import Attempts
@@ -32,7 +33,7 @@ from runtime.failpoints import reach
 from runtime.journal import Journal
 from runtime.names import shortened
 from runtime.settings import Settings
-from runtime.step import Finality, Kind, State
+from runtime.step import Effect, Finality, Kind, State
 
 _JSON = ((b"Content-Type", b"application/json"),)
 
@@ -55,6 +56,7 @@ class Permits:
         self._secret = secret
         self._overdue = Overdue(attempts, settings)
         self._begun: dict[UUID, asyncio.Task[Refusal | None]] = {}
+        self._turns: WeakValueDictionary[UUID | None, asyncio.Lock] = WeakValueDictionary()  # of exchanges
         self._finished: dict[UUID, asyncio.Task[None]] = {}
 
     # ---- permits
@@ -87,7 +89,21 @@ class Permits:
         refusal = None if task is None else await client.door.heard(asyncio.shield(task))
         if refusal is not None:
             return refusal
-        if step.state is not State.SENT or step.exchange != exchange_here:
+        if step.facts.effect is not Effect.AT_MOST_ONCE:
+            return await self._hand_over(run, step, exchange_here, client)
+        # To one of those who ask for it at once; who comes behind him asks for a step that is begun.
+        turn = self._turns.setdefault(exchange_here, asyncio.Lock())
+        await client.door.heard(turn.acquire())
+        try:
+            if step.where is not Where.HERE:
+                return Given.LOST
+            return await self._hand_over(run, step, exchange_here, client)
+        finally:
+            turn.release()
+
+    async def _hand_over(self, run: Run, step: Step, exchange: UUID | None, client: Client) -> Given:
+        """Give the permit of *step*, if it still is under *exchange*. Raises Unheard."""
+        if step.state is not State.SENT or step.exchange != exchange:
             return Given.LOST
         head, body = await client.door.heard(self._permit(run, step))
         if not await relay.give(client, head, body):

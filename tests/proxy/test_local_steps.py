@@ -119,6 +119,13 @@ def test_a_named_step_that_is_begun_twice_in_one_attempt(shared: Stack) -> None:
     assert begin(attempt, "mail", step="mail", at_most_once=True).error == "ambiguous"
 
 
+def test_what_may_be_done_once_is_permitted_to_one_of_those_who_ask_for_it_at_once(shared: Stack) -> None:
+    attempt = shared.claim("at-once")
+    with ThreadPoolExecutor(8) as threads:
+        asked = threads.map(lambda _: begin(attempt, "mail", step="mail", at_most_once=True), range(8))
+        assert sorted(each.status for each in asked) == [201] + [424] * 7
+
+
 def test_only_the_attempt_that_has_the_permit_hands_in(shared: Stack) -> None:
     first = shared.claim("fenced")
     permit = begin(first)
