@@ -31,7 +31,7 @@ _STRIPPED = frozenset(
         b"content-length", b"expect", b"http2-settings",
     }
 )  # fmt: skip
-#: Never stripped because a client lists them in ``Connection`` (FACTS: a way to lose a header upstream).
+#: Never stripped because a client lists them in ``Connection`` (a way to lose a header upstream).
 _KEPT = frozenset({b"authorization"})
 
 

@@ -4,6 +4,8 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
+from runtime.lease import believed_until
+
 
 class Pulse:
     """*renew* renews the lease and learns which runs are still this sidecar's; False: it was declared dead.
@@ -18,8 +20,8 @@ class Pulse:
         self._renewing = asyncio.Lock()
 
     def alive(self) -> bool:
-        """True while no other sidecar can believe this one dead, with a tenth of the lease to spare."""
-        return time.monotonic() - self._confirmed < self._lease * 0.9
+        """True while no other sidecar can believe this one dead, with some of the lease to spare."""
+        return time.monotonic() < believed_until(self._confirmed, self._lease)
 
     async def beat(self) -> None:
         """Renew the lease. Raises DatabaseAway."""

@@ -16,11 +16,10 @@ from proxy.refusals import Refusal
 from proxy.stops import refusal_of
 from proxy.tape import Step, Tape, Where
 from runtime.entries import AnswerRow, Bound, Fence, Fenced, Stopped, TapeRows
+from runtime.lease import MARGIN
 from runtime.step import Finality, State
 
 log = logging.getLogger("twiceshy.attempts")
-#: How much of a lease is left unused when it is trusted without asking: for clocks that run apart.
-_MARGIN = 0.1
 #: How many hints of one attempt are kept.
 HINTS = 20
 #: How many hosts' requests are counted apart, for each attempt; those of further ones are counted together.
@@ -68,7 +67,7 @@ class Run:
         self.confirm(bound)
 
     def confirm(self, bound: Bound) -> None:
-        self.trusted_until = time.monotonic() + bound.lease_left - self._lease * _MARGIN
+        self.trusted_until = time.monotonic() + bound.lease_left - self._lease * MARGIN
 
     def now(self) -> float:
         """Seconds by the database's clock."""

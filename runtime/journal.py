@@ -48,15 +48,6 @@ POOL = 4
 BREATH = 500
 
 
-class _Stateless(asyncpg.Connection):
-    """A pooled connection. Nothing here leaves state in a session, so giving it back costs no round trip."""
-
-    __slots__ = ()
-
-    def get_reset_query(self) -> str:
-        return ""
-
-
 class Journal:
     """Everything that a sidecar asks of the database."""
 
@@ -77,7 +68,7 @@ class Journal:
             plain,
             min_size=0,
             max_size=POOL,
-            connection_class=_Stateless,
+            connection_class=database.Stateless,
             timeout=min(database.CONNECT_TIMEOUT, settings.database_wait),
             server_settings={"application_name": "twiceshy sidecar"},
             **arguments,

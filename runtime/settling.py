@@ -30,11 +30,6 @@ class Given:
 Assume = Callable[[bytes, bytes], Given | None]
 
 
-def nothing_assumed(_head: bytes, _body: bytes) -> Given | None:
-    """Where no rules are at hand."""
-    return None
-
-
 async def settle(
     connection: Connection, run_id: str, step_key: str, how: How, given: Given, assume: Assume
 ) -> RunStatus:

@@ -19,15 +19,6 @@ from runtime.settings import Settings
 POOL = 8
 
 
-class _Stateless(asyncpg.Connection):
-    """Nothing here leaves state in a session, so giving it back costs no round trip."""
-
-    __slots__ = ()
-
-    def get_reset_query(self) -> str:
-        return ""
-
-
 class Store:
     """Make it with ``open``."""
 
@@ -44,7 +35,7 @@ class Store:
             plain,
             min_size=0,
             max_size=POOL,
-            connection_class=_Stateless,
+            connection_class=database.Stateless,
             timeout=min(database.CONNECT_TIMEOUT, settings.database_wait),
             command_timeout=settings.database_wait,
             server_settings={"application_name": "twiceshy api"},

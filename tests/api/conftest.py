@@ -17,7 +17,6 @@ from runtime.api.store import Store
 from runtime.api.watch import Watch
 from runtime.database import Connection, connect
 from runtime.settings import Settings
-from runtime.settling import nothing_assumed
 
 AGENTS = {
     "a": AgentTable(command=["true"]),
@@ -80,7 +79,7 @@ async def served(
     """An API, its address and its key."""
     store = await Store.open(dsn, settings)
     house = House(
-        settings, lambda: agents, store, Watch(store, settings.poll), nothing_assumed,
+        settings, lambda: agents, store, Watch(store, settings.poll), lambda _head, _body: None,
         guard.own_names("127.0.0.1", settings.api_hosts),
     )  # fmt: skip
     runner = web.AppRunner(server.application(house), access_log=None, shutdown_timeout=1.0, **server.LIMITS)

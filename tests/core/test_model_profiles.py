@@ -15,7 +15,6 @@ REPEATABLE, ONCE = Effect.REPEATABLE, Effect.AT_MOST_ONCE
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 RESPONSES: dict[str, Any] = {"model": "m", "input": [{"role": "user", "content": "hi"}]}
 MESSAGES: dict[str, Any] = {**CHAT, "max_tokens": 9}
-CONTENTS: dict[str, Any] = {"contents": [{"parts": [{"text": "hi"}]}]}
 
 VERTEX = "/v1/projects/p/locations/eu/publishers"
 BEDROCK = "bedrock-runtime.eu-west-1.amazonaws.com"

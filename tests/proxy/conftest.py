@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import fresh_database
+from tests.raw import Origin
 from tests.stack import Stack, stack
+
+
+@pytest.fixture
+def origin() -> Iterator[Origin]:
+    """An upstream that says what a test has it say, byte for byte."""
+    with Origin() as made:
+        yield made
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """What an upstream answered is what the agent gets, live and replayed: status line, headers, body, byte for byte."""
 
 import gzip
-from collections.abc import Iterator
 
 import pytest
 
@@ -85,12 +84,6 @@ ANSWERS: dict[str, tuple[str, str, bytes, bytes]] = {
         "POST", "/v1/messages", b"HTTP/1.1 400 Bad\r\n" + EVENTS + b"Content-Length: 4\r\n\r\noops", b"oops",
     ),
 }  # fmt: skip
-
-
-@pytest.fixture
-def origin() -> Iterator[Origin]:
-    with Origin() as made:
-        yield made
 
 
 def read(client: Wire, bodyless: bool) -> tuple[bytes, bytes]:

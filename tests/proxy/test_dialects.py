@@ -5,7 +5,6 @@ The sandbox's answers are a function of the question, so what is asked again is 
 
 import http.client
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,12 +51,6 @@ DIALECTS = [
 def dialect(request: pytest.FixtureRequest) -> Dialect:
     found: Dialect = request.param
     return found
-
-
-@pytest.fixture
-def origin() -> Iterator[Origin]:
-    with Origin() as made:
-        yield made
 
 
 def text(dialect: Dialect) -> bytes:

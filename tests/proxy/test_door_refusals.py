@@ -14,12 +14,6 @@ from tests.stack import Attempt, Stack, stack
 CHUNKED = b"Transfer-Encoding: chunked"
 
 
-@pytest.fixture
-def origin() -> Iterator[Origin]:
-    with Origin() as made:
-        yield made
-
-
 def test_what_cannot_be_read_is_not_quoted_at_length(shared: Stack, run: str) -> None:
     client = Wire.to(shared.claim(run))
     client.send(b"A" * 50_000 + b" http://h.example/ HTTP/1.1\r\n\r\n")

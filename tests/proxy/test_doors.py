@@ -1,19 +1,11 @@
 """What comes in at the door and what of it goes out to an upstream, judged by the bytes on both sides."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.raw import OK, Origin, Wire, asked, credentials, headers, refused, request
 from tests.stack import Attempt, Stack
 
 CHUNKED = b"Transfer-Encoding: chunked"
-
-
-@pytest.fixture
-def origin() -> Iterator[Origin]:
-    with Origin() as made:
-        yield made
 
 
 # ---- the head that goes out

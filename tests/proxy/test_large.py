@@ -23,12 +23,6 @@ GROWTH = 64 * MB
 EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-@pytest.fixture
-def origin() -> Iterator[Origin]:
-    with Origin() as made:
-        yield made
-
-
 @pytest.fixture(scope="module")
 def hasty(server: str, template: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """A sidecar whose lease is a second, and that waits a second for its database."""

@@ -5,7 +5,7 @@ nothing of both goes out and the connection is over, or what goes out is framed 
 """
 
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -15,12 +15,6 @@ from tests.tunnelled import connected, trusting
 
 HEAD = "POST {target} HTTP/1.1\r\nHost: {host}\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
-
-
-@pytest.fixture
-def origin() -> Iterator[Origin]:
-    with Origin() as made:
-        yield made
 
 
 # ---- the doors: how a request line names its target, and the connection that it goes to

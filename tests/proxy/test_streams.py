@@ -19,12 +19,6 @@ JSON = b"Content-Type: application/json"
 EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-@pytest.fixture
-def origin() -> Iterator[Origin]:
-    with Origin() as made:
-        yield made
-
-
 @pytest.fixture(scope="module")
 def impatient(server: str, template: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """A sidecar that waits for a record for a second at most."""
