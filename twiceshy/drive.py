@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from twiceshy import quiet, wire
 from twiceshy.errors import Stopped
-from twiceshy.operation import PERMIT, Do, Operation, Pause, Try
+from twiceshy.operation import PERMIT, Do, Never, Operation, Pause, Try
 
 if TYPE_CHECKING:
     import ssl
@@ -106,11 +106,13 @@ def _tls() -> "ssl.SSLContext":
 # ---- blocking
 
 
-def _carry_out(due: Try | Pause | Do) -> Any:
+def _carry_out(due: Try | Pause | Do | Never) -> Any:
     if isinstance(due, Try):
         return _ask(_route(due), due.ask.timeout)
     if isinstance(due, Pause):
         return time.sleep(due.seconds)
+    if isinstance(due, Never):
+        return None
     with _within(due.permit):
         value = due.work()
     if inspect.isawaitable(value):
@@ -154,13 +156,15 @@ def _keep_alive(line: socket.socket) -> None:
 # ---- awaited
 
 
-async def _await(due: Try | Pause | Do) -> Any:
+async def _await(due: Try | Pause | Do | Never) -> Any:
     import asyncio
 
     if isinstance(due, Try):
         return await _ask_awaited(_route(due), due.ask.timeout)
     if isinstance(due, Pause):
         return await asyncio.sleep(due.seconds)
+    if isinstance(due, Never):
+        return await asyncio.get_running_loop().create_future()
     with _within(due.permit):
         if inspect.iscoroutinefunction(due.work):
             async with asyncio.timeout(due.timeout):

@@ -1,7 +1,7 @@
 """What an operation may have done for it. Pure.
 
-An operation is a generator that yields what is to be done (``Try``, ``Do``, ``Pause``) and is sent what came of it, or
-what was raised: so that each is written once, for programs that block as for those with an event loop.
+An operation is a generator that yields what is to be done (``Try``, ``Do``, ``Pause``, ``Never``) and is sent what came
+of it, or what was raised: so that each is written once, for programs that block as for those with an event loop.
 ``twiceshy.drive`` carries them out.
 """
 
@@ -39,7 +39,12 @@ class Do:
     timeout: float | None = None
 
 
-Operation: TypeAlias = Generator[Try | Pause | Do, Any, T]
+@dataclass(frozen=True, slots=True)
+class Never:
+    """Wait until the task is cancelled. Where there is none, go on at once."""
+
+
+Operation: TypeAlias = Generator[Try | Pause | Do | Never, Any, T]
 
 #: The permit of the step that is being done here: in this thread, this task, and the tasks that it starts.
 PERMIT: ContextVar[Any] = ContextVar("twiceshy_permit", default=None)

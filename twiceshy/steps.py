@@ -7,6 +7,7 @@ What the function returns is given as it is in the journal, JSON, also the first
 import functools
 import inspect
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,7 +16,7 @@ from typing import Any
 from twiceshy import database, wire
 from twiceshy.asking import ask, dump, seconds
 from twiceshy.errors import Refused, StepFailed
-from twiceshy.operation import PERMIT, Do, Operation, Pause
+from twiceshy.operation import PERMIT, Do, Never, Operation, Pause
 
 #: The pause before a second try, in seconds; twice as long before each further one, at most a minute.
 PAUSE, PAUSE_MAX = 1.0, 60.0
@@ -37,7 +38,11 @@ class Permit:
 
     @property
     def path(self) -> str:
-        return f"/steps/{wire.quoted(self.key)}"
+        return _path(self.key)
+
+
+def _path(key: str) -> str:
+    return f"/steps/{wire.quoted(key)}"
 
 
 def step(
@@ -138,12 +143,23 @@ def _done(
         reply = yield from ask("PUT", permit.path, body)
     said = reply.json()
     if "error" in said:
+        if said["error"] == _LET_GO and (mark := _mark(_path(reply.headers.get("twiceshy-step", "")))) not in _OVER:
+            _OVER.add(mark)
+            yield Never()  # as it was: it did not end before it was cancelled
         raise StepFailed(name, said["error"]) from cause
     return said["output"]
 
 
 #: Steps whose task was cancelled (a time limit of the program's own, a task group that failed).
 _CANCELLED: set[str] = set()
+#: What is handed in for them. The next attempt, which comes there anew, is to see them cancelled again.
+_LET_GO = {"type": "CancelledError", "message": "its task was cancelled"}
+#: Those of which this attempt has seen that, and needs no more than be told.
+_OVER: set[tuple[str, str]] = set()
+
+
+def _mark(path: str) -> tuple[str, str]:
+    return os.environ.get("TWICESHY_TOKEN", ""), path
 
 
 def let_go() -> Operation[None]:
@@ -153,8 +169,9 @@ def let_go() -> Operation[None]:
     """
     while _CANCELLED:
         path = _CANCELLED.pop()
+        _OVER.add(_mark(path))
         try:
-            yield from ask("PUT", path, _failure(RuntimeError("its task was cancelled"), again=False))
+            yield from ask("PUT", path, dump({"error": _LET_GO}, "an error"))
         except Refused:
             pass  # it is not open any more
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from twiceshy.operation import Do, Operation, Pause, Try
+from twiceshy.operation import Do, Never, Operation, Pause, Try
 from twiceshy.wire import INTERNAL, Reply
 
 T = TypeVar("T")
@@ -36,12 +36,13 @@ class Script:
             result: T = end.value
             return result
 
-    def _carry_out(self, due: Try | Pause | Do) -> Any:
+    def _carry_out(self, due: Try | Pause | Do | Never) -> Any:
         if isinstance(due, Pause):
             self.paused.append(due.seconds)
             return None
         if isinstance(due, Do):
             return due.work()
+        assert isinstance(due, Try)
         body = None if due.ask.body is None else json.loads(due.ask.body)
         self.asked.append((due.ask.method, due.ask.url.removeprefix(INTERNAL), body))
         self.again.append(due.again)

@@ -239,9 +239,23 @@ async def test_a_step_whose_task_was_cancelled_is_let_go_before_the_next_wait(be
         await asyncio.wait_for(aio.step("slow", work), 0.2)
     await aio.sleep(0)
     await asyncio.to_thread(begin)
+    with pytest.raises(asyncio.TimeoutError):  # the program sees what it saw before
+        await asyncio.wait_for(aio.step("slow", work), 0.2)
+    await aio.sleep(0)
+    await asyncio.to_thread(begin)
     with pytest.raises(twiceshy.StepFailed, match="its task was cancelled"):
-        await aio.step("slow", work)
+        await asyncio.to_thread(twiceshy.step, "slow", work)  # here nothing can be cancelled
     assert len(calls) == 2
+
+
+async def test_a_named_step_that_was_cancelled_has_failed_when_it_is_asked_for_again(begin: Begin) -> None:
+    for _ in range(2):
+        await asyncio.to_thread(begin)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(aio.step("slow", asyncio.sleep, 600, key="slow"), 0.2)
+        await aio.sleep(0)
+        with pytest.raises(twiceshy.StepFailed, match="its task was cancelled"):
+            await aio.step("slow", asyncio.sleep, 600, key="slow")
 
 
 async def test_a_heartbeat_from_a_task_within_a_step(begin: Begin) -> None:
