@@ -538,10 +538,14 @@ WHERE w.name = ($8::text[])[1] AND w.value = ($9::text[])[1]
         SELECT FROM twiceshy.attribute b WHERE b.run_id = w.run_id AND b.name = t.name AND b.value = t.value))
 ORDER BY w.created_at DESC, w.run_id DESC LIMIT $7;
 
--- steps: the steps of a run, with the statuses of their answers
+-- steps: the steps of a run, with the statuses of their answers, and how local steps and children ended
 SELECT s.key, s.begun, s.attempt, s.kind, s.effect, s.state, s.method, s.url, s.wire_key, s.sidecar, s.begun_at,
        s.sent_at, s.subject, s.deadline, s.evidence, coalesce(a.statuses, '{}') AS statuses, a.finality,
-       coalesce(a.tokens, 0) AS tokens
+       coalesce(a.tokens, 0) AS tokens,
+       CASE WHEN s.kind IN ('local', 'child') AND s.state = 'answered' THEN (
+           SELECT CASE WHEN octet_length(b.body) <= 16384 THEN b.body END FROM twiceshy.answer b
+           WHERE b.run_id = s.run_id AND b.key = s.key ORDER BY b.n DESC LIMIT 1
+       ) END AS "end"
 FROM twiceshy.step s LEFT JOIN (
     SELECT a.key, array_agg(a.status ORDER BY a.n) AS statuses, (array_agg(a.finality ORDER BY a.n DESC))[1] AS finality,
            sum(a.tokens)::bigint AS tokens

@@ -64,7 +64,10 @@ class AttemptRow:
 
 @dataclass(frozen=True, slots=True)
 class StepLine:
-    """A step, for people. ``statuses``: of its answers, in order; ``finality``: of the last one."""
+    """A step, for people. ``statuses``: of its answers, in order; ``finality``: of the last one.
+
+    ``error``: what the last answer of a local step or child says, where that is a failure.
+    """
 
     key: str
     begun: int
@@ -84,6 +87,7 @@ class StepLine:
     statuses: tuple[int, ...]
     finality: Finality | None
     tokens: int
+    error: str | None
 
 
 def run(row: rows.Row) -> RunRow:
@@ -106,14 +110,29 @@ def attempt(row: rows.Row) -> AttemptRow:
 def step(run_id: str, row: rows.Row) -> StepLine:
     """Of the statement ``steps``."""
     what = f"run {run_id}, step {row['key']}"
-    values: dict[str, Any] = {name: row[name] for name in StepLine.__slots__}
+    values: dict[str, Any] = {name: row[name] for name in StepLine.__slots__ if name != "error"}
+    kind = rows.known(Kind, row["kind"], what)
     return StepLine(
         **values
         | {
-            "kind": rows.known(Kind, row["kind"], what),
+            "kind": kind,
+            "error": _error(kind, row["end"]),
             "effect": rows.known(Effect, row["effect"], what),
             "state": rows.known(State, row["state"], what),
             "finality": None if row["finality"] is None else rows.known(Finality, row["finality"], what),
             "statuses": tuple(row["statuses"]),
         }
     )
+
+
+def _error(kind: Kind, end: bytes | None) -> str | None:
+    """By what a local step or child failed. It is for people: what cannot be read is left out."""
+    try:
+        said = json.loads(end or b"null")
+        if kind is Kind.LOCAL:
+            error = said["error"]
+            return error if isinstance(error, str) else json.dumps(error)
+        status = said["status"]
+        return None if status == RunStatus.DONE else f"{status}: {said['error']}" if said.get("error") else f"{status}"
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None

@@ -4,11 +4,14 @@ import shlex
 from collections.abc import Sequence
 from datetime import datetime
 
+from runtime.names import shortened
 from runtime.step import Finality, RunStatus, State
 from runtime.tape import Tape, moment, some
 
 #: How many hosts whose requests are in no journal are named.
 _HOSTS = 10
+#: How many steps by which a run failed are told of, the last ones.
+_FAILURES = 3
 
 
 def summary(tape: Tape) -> list[str]:
@@ -29,6 +32,11 @@ def summary(tape: Tape) -> list[str]:
         lines.append(f"continued: it goes on as run {tape.continued_as}")
     if tape.error and tape.status is RunStatus.FAILED:
         lines.append(f"failed: {tape.error}")
+        lines += [
+            f"  step {n}, {step.shown}: {shortened(_line(step.error), 500)}"
+            for n, step in enumerate(tape.steps, 1)
+            if step.error is not None
+        ][-_FAILURES:]
     if tape.status is RunStatus.DONE:
         lines += [
             f"unsure: {step.method} {step.url} was answered {step.statuses[-1]}: whether it was done is not known"
@@ -37,6 +45,11 @@ def summary(tape: Tape) -> list[str]:
             if step.finality is Finality.DOUBTFUL and step.state is State.ANSWERED and step.statuses
         ]
     return lines + needs_to_know(tape) + needs_a_person(tape)
+
+
+def _line(text: str) -> str:
+    """What an agent wrote, on one line, and nothing that moves a terminal's cursor."""
+    return " ".join("".join(each if each.isprintable() else " " for each in text).split())
 
 
 def until(wake_at: datetime | None, wake_on: Sequence[str]) -> str:

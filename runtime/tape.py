@@ -73,6 +73,7 @@ class StepLine:
     kind: Kind = Kind.HTTP
     subject: str | None = None  # the event that is waited for, the name of a local step or value
     deadline: datetime | None = None  # of a sleep or wait
+    error: str | None = None  # by which a local step or a child failed
 
     @property
     def shown(self) -> str:
@@ -189,6 +190,8 @@ def _outcome(step: StepLine) -> str:
         return f"{answers} in flight".strip()
     if step.state is State.NOT_SENT:
         return f"{answers} not sent".strip()
+    if step.error is not None:
+        return "failed"
     return answers + (" unsure" if step.finality is Finality.DOUBTFUL else "")
 
 
@@ -295,6 +298,7 @@ def as_json(tape: Tape) -> dict[str, Any]:
                 "kind": str(step.kind),
                 "name": step.subject,
                 "deadline": _iso(step.deadline),
+                "error": step.error,
             }
             for step in tape.steps
         ],

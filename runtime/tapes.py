@@ -26,7 +26,7 @@ async def read_tape(connection: Any, run_id: str) -> tape.Tape:
             tape.StepLine(
                 step.key, step.attempt, step.effect, step.state, step.method, step.url,
                 statuses=tuple(step.statuses), finality=step.finality, evidence=step.evidence,
-                kind=step.kind, subject=step.subject, deadline=step.deadline,
+                kind=step.kind, subject=step.subject, deadline=step.deadline, error=step.error,
             )
             for step in await runs.steps(connection, run_id)
         ],

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.step import Effect, Finality, RunStatus, State
+from runtime.step import Effect, Finality, Kind, RunStatus, State
 from runtime.summary import needs_a_person, settle, summary, until
 from runtime.tape import (
     AttemptLine,
@@ -132,6 +132,14 @@ def test_the_summary_of_a_done_run() -> None:
     assert summary(counted) == [
         "run r done · 2 attempts (died) · 4 live, 2 replayed, 1 joined · saved 1 LLM call, 1,234 tokens · drift 1"
     ]
+
+
+def test_a_local_step_that_failed_says_so_and_by_what() -> None:
+    local = step(1, kind=Kind.LOCAL, subject="print", effect=Effect.REPEATABLE, error="ValueError: out of\npaper")
+    tape = Tape("r", RunStatus.FAILED, error="5 attempts", attempts=[attempt(1, "failed", k1="live")], steps=[local])
+    assert picture(tape).splitlines()[3].split() == ["1", "local", "print", "live", "repeatable", "failed"]
+    assert summary(tape)[1:] == ["failed: 5 attempts", "  step 1, local print: ValueError: out of paper"]
+    assert as_json(tape)["steps"][0]["error"] == "ValueError: out of\npaper"
 
 
 def test_the_summary_names_what_nobody_can_be_sure_of() -> None:

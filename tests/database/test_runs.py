@@ -9,11 +9,11 @@ import pytest
 from proxy import cli_runs
 from runtime import runs
 from runtime.database import connect
-from runtime.entries import Conflict, Recorded
+from runtime.entries import Conflict, Own, Recorded
 from runtime.errors import NotFound, NotNow, UsageError
 from runtime.journal import Journal
-from runtime.step import Effect, Finality, RunStatus, State
-from tests.database.samples import DOUBTFUL, PROVISIONAL, Scene
+from runtime.step import Effect, Finality, Kind, RunStatus, State
+from tests.database.samples import DOUBTFUL, PROVISIONAL, Scene, answer
 
 
 async def test_a_run_is_made_once(journal: Journal) -> None:
@@ -203,6 +203,22 @@ async def test_done_and_interrupted_leave_doubts_alone(scene: Scene) -> None:
     assert await scene.end("interrupted") is RunStatus.QUEUED
     after = await scene.again()
     assert await after.end("done", 0) is RunStatus.DONE
+
+
+async def test_a_step_is_shown_with_the_error_that_it_failed_by(scene: Scene) -> None:
+    for key, kind, said in (
+        ("http", Kind.HTTP, b'{"error": "not ours to read"}'),
+        ("done", Kind.LOCAL, b'{"output": {"error": 1}}'),
+        ("failed", Kind.LOCAL, b'{"error": "no paper"}'),
+        ("odd", Kind.LOCAL, b'{"error": {"code": 7}}'),
+        ("child", Kind.CHILD, b'{"run": "r", "status": "failed", "result": null, "error": "no ink"}'),
+        ("fine", Kind.CHILD, b'{"run": "r", "status": "done", "result": null, "error": null}'),
+    ):
+        exchange = await scene.begin(key, own=None if kind is Kind.HTTP else Own(kind, key))
+        await scene.record(exchange, answer(said), key)
+    assert {step.key: step.error for step in await scene.call(runs.steps)} == {
+        "http": None, "done": None, "failed": "no paper", "odd": '{"code": 7}', "child": "failed: no ink", "fine": None,
+    }  # fmt: skip
 
 
 # ---- resolve
