@@ -70,7 +70,7 @@ async def start_run(call: Call, headers: asked.IdempotencyKey, body: asked.Start
     given = None if given == _NULL else given
     if given is not None and len(given) > call.settings.input_max:
         raise Problem(413, f"the input has {len(given)} bytes, more than input_max ({call.settings.input_max})")
-    check_input(body.agent, table, given)
+    await asyncio.to_thread(check_input, body.agent, table, given)  # a large one takes seconds
     async with call.connection() as connection:
         started = await queue.start_once(
             connection, body.agent, given, run_id=body.run, key=headers.idempotency_key, priority=body.priority,

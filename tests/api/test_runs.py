@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import pytest
 
 from runtime import runs
+from runtime.api import of_runs
 from runtime.database import Connection
 from runtime.tokens import hash_token
 from tests.api.conftest import Api
@@ -26,6 +28,21 @@ async def end(conn: Connection, run: str, outcome: str, result: bytes | None = N
     if result is not None:
         await runs.put_result(conn, run, hash_token(claimed.token), result)
     await runs.end_attempt(conn, run, hash_token(claimed.token), outcome, 0, **more)
+
+
+async def test_an_input_that_takes_long_to_check_holds_up_nobody(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, answered = threading.Event(), threading.Event()
+
+    def check(*_: object) -> None:
+        begun.set()
+        assert answered.wait(20)
+
+    monkeypatch.setattr(of_runs, "check_input", check)
+    starting = asyncio.create_task(api.ask("POST", "/v1/runs", {"agent": "a"}))
+    assert await asyncio.to_thread(begun.wait, 20)
+    await api.get("/healthz")
+    answered.set()
+    assert (await starting)[0] == 201
 
 
 async def test_a_run_is_started_and_shown_as_it_was_asked_for(api: Api) -> None:
