@@ -5,6 +5,7 @@
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import signal
@@ -36,6 +37,8 @@ ROUTES: tuple[Route, ...] = tuple(
     for routes in (of_runs.ROUTES, of_shown.ROUTES, tail.ROUTES, of_approvals.ROUTES, of_house.ROUTES)
     for route in routes.all
 )
+#: A body larger than this is read off the event loop: a megabyte takes a tenth of a second and more.
+OFF_LOOP = 256 << 10
 #: Seconds for a body to come.
 BODY_WITHIN = 60.0
 #: Seconds for what is being answered when the process is to end.
@@ -180,8 +183,9 @@ async def _body(settings: Settings, route: Route, http: web.Request) -> tuple[An
         if route.model("body") is not None:
             raise Problem(400, "a JSON body is wanted")
         return None, {}
+    read = functools.partial(members, text, settings.api_body_max, "the body")
     try:
-        value, raw = members(text, settings.api_body_max, "the body")
+        value, raw = read() if len(text) <= OFF_LOOP else await asyncio.to_thread(read)
     except UsageError as error:
         raise Problem(400, str(error)) from error
     if route.model("body") is None and value != {}:
