@@ -13,6 +13,8 @@ PUT  /result    the run's result, JSON; the last one counts. An attempt that no 
 gets that was led here, for no DNS knows the name (``twiceshy doctor``).
 """
 
+import asyncio
+import functools
 import json
 from urllib.parse import unquote
 
@@ -30,6 +32,8 @@ from runtime.journal import Journal
 from runtime.settings import Settings
 
 DOCTOR = f"doctor.{INTERNAL}"
+#: A result larger than this is read beside the event loop: all other runs would wait for it.
+_OFF_LOOP = 256 << 10
 #: The head of an answer that says something.
 TOLD = Head(200, b"OK", ((b"Content-Type", b"application/json"),))
 
@@ -94,8 +98,9 @@ def _met(run: Run, request: Request) -> bytes:
 
 
 async def _result(run: Run, body: bytes, attempts: Attempts, journal: Journal) -> bytes | Refusal:
+    read = functools.partial(payload.read, body, len(body), "the result")
     try:
-        payload.read(body, len(body), "the result")
+        read() if len(body) <= _OFF_LOOP else await asyncio.to_thread(read)
     except UsageError as error:
         return Refusal("bad-request", f"{error}. Nothing was taken.", run.run_id)
     if run.stale:
