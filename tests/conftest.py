@@ -4,7 +4,6 @@ The server is ``TWICESHY_TEST_DATABASE_URL`` or ``DATABASE_URL`` when set, else 
 process that the kernel ends together with that process, however it dies.
 """
 
-import asyncio
 import contextlib
 import fcntl
 import itertools
@@ -16,16 +15,16 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 import pytest
 
 from runtime.embedded import Postgres
+from tests.apart import apart
 
 T = TypeVar("T")
 
@@ -158,12 +157,6 @@ async def statement(dsn: str, sql: str) -> None:
         await connection.execute(sql)
     finally:
         await connection.close()
-
-
-def apart(work: Coroutine[Any, Any, T]) -> T:
-    """Run *work* in a thread of its own: fixtures must not touch the event loop that a plugin prepares."""
-    with ThreadPoolExecutor(1) as threads:
-        return threads.submit(asyncio.run, work).result()
 
 
 def _still_keeping(folder: Path, patience: float) -> str:

@@ -3,7 +3,6 @@
 An attempt here is a token and sockets: closing them is what the sidecar sees of a SIGKILLed agent.
 """
 
-import asyncio
 import base64
 import contextlib
 import http.client
@@ -14,25 +13,18 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from runtime import runs
-from runtime.database import connect
+from runtime.database import Connection
 from sandbox.client import Effect, Received, Sandbox
+from tests.apart import ask_database, fetch
 
-T = TypeVar("T")
 PROJECT = Path(__file__).resolve().parent.parent
 ROUTES = PROJECT / "sandbox" / "routes.toml"
-
-
-def wait_apart(work: Coroutine[Any, Any, T]) -> T:
-    """Run *work* to its end, whether or not this thread has an event loop."""
-    with ThreadPoolExecutor(1) as threads:
-        return threads.submit(asyncio.run, work).result()
 
 
 @dataclass
@@ -266,56 +258,31 @@ class Stack:
     def claim(self, run: str, *, proved_dead: bool = True, kind: str = "launcher") -> Attempt:
         """A new attempt of *run*, as a launcher on this host would claim it, or somebody else (``claim``)."""
 
-        async def work() -> str:
-            connection = await connect(self.dsn, name="test")
-            try:
-                await runs.create(connection, run)
-                claim = await runs.claim(
-                    connection, run, kind=kind, host=socket.gethostname(), folder=str(self.folder),
-                    lease=float(self.settings.get("lease", 30.0)), proved_dead=proved_dead,
-                )  # fmt: skip
-                return claim.token
-            finally:
-                await connection.close()
+        async def work(connection: Connection) -> str:
+            await runs.create(connection, run)
+            claim = await runs.claim(
+                connection, run, kind=kind, host=socket.gethostname(), folder=str(self.folder),
+                lease=float(self.settings.get("lease", 30.0)), proved_dead=proved_dead,
+            )  # fmt: skip
+            return claim.token
 
-        return Attempt(run, wait_apart(work()), self.sidecar.port)
+        return Attempt(run, ask_database(self.dsn, work), self.sidecar.port)
 
     def end(self, attempt: Attempt, outcome: str, exit_code: int | None = 1, *, final: bool = False) -> str:
         """The attempt's process ended; what the launcher would write down."""
-
-        async def work() -> str:
-            connection = await connect(self.dsn, name="test")
-            try:
-                status = await runs.end_attempt(
-                    connection, attempt.run, runs.hash_token(attempt.token or ""), outcome, exit_code, final=final,
-                    error=None,
-                )  # fmt: skip
-                return str(status)
-            finally:
-                await connection.close()
-
         attempt.die()
-        return wait_apart(work())
+        return str(
+            ask_database(
+                self.dsn, runs.end_attempt, attempt.run, runs.hash_token(attempt.token or ""), outcome, exit_code,
+                final=final, error=None,
+            )
+        )  # fmt: skip
 
     def resolve(self, run: str, step: str, how: Literal["assume_done", "send_again"], **answer: Any) -> str:
-        async def work() -> str:
-            connection = await connect(self.dsn, name="test")
-            try:
-                return str(await runs.resolve(connection, run, step, how, **answer))
-            finally:
-                await connection.close()
-
-        return wait_apart(work())
+        return str(ask_database(self.dsn, runs.resolve, run, step, how, **answer))
 
     def fetch(self, statement: str, *arguments: Any) -> list[Any]:
-        async def work() -> list[Any]:
-            connection = await connect(self.dsn, name="test")
-            try:
-                return list(await connection.fetch(statement, *arguments))
-            finally:
-                await connection.close()
-
-        return wait_apart(work())
+        return fetch(self.dsn, statement, *arguments)
 
     def close(self) -> None:
         self.sidecar.stop()

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from runtime.database import connect
 from runtime.launch.guardian import processes
 from sandbox.client import Sandbox
-from tests.stack import PROJECT, ROUTES, wait_apart
+from tests.apart import fetch
+from tests.stack import PROJECT, ROUTES
 
 #: What every agent below begins with.
 AGENT = """
@@ -95,14 +95,7 @@ class World:
         self.holder.stdout.close()
 
     def fetch(self, statement: str, *arguments: Any) -> list[Any]:
-        async def work() -> list[Any]:
-            connection = await connect(self.dsn, name="test")
-            try:
-                return list(await connection.fetch(statement, *arguments))
-            finally:
-                await connection.close()
-
-        return wait_apart(work())
+        return fetch(self.dsn, statement, *arguments)
 
     def outcomes(self, run: str) -> list[str | None]:
         rows = self.fetch("SELECT outcome FROM twiceshy.attempt WHERE run_id = $1 ORDER BY n", run)

@@ -2,16 +2,13 @@
 
 import os
 import signal
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from runtime import approvals, events
-from runtime.database import connect
+from tests.apart import ask_database
 from tests.kill.launchers import Bench, until
 from tests.kill.works import INPUT, Works
-from tests.stack import wait_apart
 
 WORLD = {"hold": "0.2", "park_quiet": "0.4"}
 
@@ -27,17 +24,6 @@ children = [internal("POST", "/runs", {"agent": "b", "input": n})["run"] for n i
 ends = [internal("POST", f"/runs/{child}/wait") for child in children]
 internal("PUT", "/result", [end["result"] for end in ends])
 """
-
-
-def ask_database(works: Works, verb: Callable[..., Any], *arguments: Any, **named: Any) -> None:
-    async def work() -> None:
-        connection = await connect(works.world.dsn, name="test")
-        try:
-            await verb(connection, *arguments, **named)
-        finally:
-            await connection.close()
-
-    wait_apart(work())
 
 
 def children(works: Works, parent: str) -> list[str]:
@@ -114,10 +100,10 @@ def test_who_listens_takes_up_what_wakes_at_once(works: Works) -> None:
     [run] = works.queue("w")
     works.worker("--slots", "1", poll=600)
     until(lambda: works.world.status(run) == "parked", "it waits for the event")
-    ask_database(works, events.send, run, "go", b"1", limit=10)
+    ask_database(works.world.dsn, events.send, run, "go", b"1", limit=10)
     until(lambda: works.world.fetch("SELECT FROM twiceshy.approval WHERE run_id = $1", run), "it asks")
     until(lambda: works.world.status(run) == "parked", "it waits for the decision")
-    ask_database(works, approvals.decide, run, "boss", "approve")
+    ask_database(works.world.dsn, approvals.decide, run, "boss", "approve")
     works.comes("done", run)
     assert works.result(run) == "done"
 
@@ -187,4 +173,4 @@ def test_an_assistant_for_ever_takes_each_message_once(works: Works) -> None:
 
 
 def send(works: Works, run: str, n: int) -> None:
-    ask_database(works, events.send, run, "message", str(n).encode(), f"m{n}", limit=10)
+    ask_database(works.world.dsn, events.send, run, "message", str(n).encode(), f"m{n}", limit=10)

@@ -15,9 +15,8 @@ import urllib.request
 import pytest
 
 from runtime import runs
-from runtime.database import connect
+from tests.apart import ask_database
 from tests.kill.launchers import Bench, until
-from tests.stack import wait_apart
 
 # ---- a run that goes well, and runs that have ended
 
@@ -150,17 +149,10 @@ def test_an_agent_that_lost_its_run_is_ended(bench: Bench) -> None:
     until(lambda: bench.starts, "the agent is at work")
     row = bench.world.fetch("SELECT host, folder FROM twiceshy.attempt WHERE run_id = $1", bench.run_id)[0]
 
-    async def take() -> None:
-        connection = await connect(bench.world.dsn, name="test")
-        try:
-            await runs.claim(
-                connection, bench.run_id, kind="launcher", host=row["host"], folder=row["folder"], lease=30,
-                proved_dead=True,
-            )  # fmt: skip
-        finally:
-            await connection.close()
-
-    wait_apart(take())
+    ask_database(
+        bench.world.dsn, runs.claim, bench.run_id, kind="launcher", host=row["host"], folder=row["folder"], lease=30,
+        proved_dead=True,
+    )  # fmt: skip
     code, _, err = bench.end(process)
     assert code == 75
     assert "another attempt has taken the run over; this agent was ended" in err

@@ -22,11 +22,10 @@ from typing import Any
 
 import pytest
 
-from runtime.database import migrate
 from runtime.embedded import Postgres
 from runtime.failpoints import POINTS
-from tests.conftest import apart, scratch
 from tests.kill.launchers import until
+from tests.kill.postgres import own_postgres
 from tests.stack import Attempt, Reply, Stack, stack
 from tests.tunnelled import Secure, trusting
 
@@ -147,14 +146,8 @@ def test_every_point_is_in_a_cell() -> None:
 
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[Postgres]:
-    """A server of this module's own, to be killed. What is committed is with the kernel: no SIGKILL takes that."""
-    with scratch("twiceshy-matrix-") as folder:
-        made = Postgres(folder, {"fsync": "off", "full_page_writes": "off"})
-        try:
-            apart(migrate(made.start()))
-            yield made
-        finally:
-            made.stop()
+    with own_postgres() as made:
+        yield made
 
 
 def world(postgres: Postgres, folder: Path, *, tls: bool) -> Iterator[Stack]:

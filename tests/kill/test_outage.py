@@ -10,22 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from runtime.database import migrate
 from runtime.embedded import Postgres
-from tests.conftest import apart, scratch
 from tests.kill.launchers import until
+from tests.kill.postgres import own_postgres
 from tests.stack import Attempt, Stack, stack
 
 
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[Postgres]:
-    with scratch("twiceshy-outage-") as folder:
-        made = Postgres(folder, {"fsync": "off", "full_page_writes": "off"})
-        try:
-            apart(migrate(made.start()))
-            yield made
-        finally:
-            made.stop()
+    with own_postgres() as made:
+        yield made
 
 
 @dataclass

@@ -7,10 +7,9 @@ import stat
 import pytest
 
 from runtime import approvals, events
-from runtime.database import connect
 from runtime.entries import Decision
+from tests.apart import ask_database
 from tests.kill.launchers import Bench, until
-from tests.stack import wait_apart
 
 #: What bash agents below begin with. -f: a refusal is a failure, and ends the script (-e).
 SHELL = """#!/bin/bash
@@ -62,25 +61,11 @@ def waits_for(bench: Bench) -> int:
 
 
 def send(bench: Bench, name: str) -> None:
-    async def work() -> None:
-        connection = await connect(bench.world.dsn, name="test")
-        try:
-            await events.send(connection, bench.run_id, name, b"null", limit=10)
-        finally:
-            await connection.close()
-
-    wait_apart(work())
+    ask_database(bench.world.dsn, events.send, bench.run_id, name, b"null", limit=10)
 
 
 def decide(bench: Bench, name: str) -> Decision:
-    async def work() -> Decision:
-        connection = await connect(bench.world.dsn, name="test")
-        try:
-            return await approvals.decide(connection, bench.run_id, name, "approve", by="ann")
-        finally:
-            await connection.close()
-
-    return wait_apart(work())
+    return ask_database(bench.world.dsn, approvals.decide, bench.run_id, name, "approve", by="ann")
 
 
 def result(bench: Bench) -> object:

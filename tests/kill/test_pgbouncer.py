@@ -13,8 +13,9 @@ import pytest
 
 from runtime.database import migrate
 from runtime.embedded import Postgres
+from tests.apart import apart
 from tests.api.processes import started
-from tests.conftest import NOBODY, apart, scratch
+from tests.conftest import NOBODY, scratch
 from tests.kill.launchers import until
 from tests.stack import Stack, stack
 from twiceshy import ChildFailed, Client

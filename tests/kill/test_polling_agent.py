@@ -9,10 +9,9 @@ import pytest
 
 from bench.crashes import SIDECAR, Crashes, Mode
 from runtime import runs
-from runtime.database import connect
 from sandbox.client import Sandbox
 from sandbox.stage import Program, Stage, kill
-from tests.stack import wait_apart
+from tests.apart import ask_database
 
 #: Asks for an order's status, which is another one each time, and mails it. Asks again whatever it is told.
 AGENT = """
@@ -95,14 +94,7 @@ class Polling:
         return [line.partition(" ")[2] for line in lines if line.startswith(what)]
 
     def outcomes(self) -> list[str | None]:
-        async def work() -> list[str | None]:
-            connection = await connect(self.dsn, name="test")
-            try:
-                return [attempt.outcome for attempt in await runs.attempts(connection, "polling")]
-            finally:
-                await connection.close()
-
-        return wait_apart(work())
+        return [attempt.outcome for attempt in ask_database(self.dsn, runs.attempts, "polling")]
 
     def sent(self) -> list[tuple[str, str]]:
         return [(each.facts["mail"]["id"], each.facts["mail"]["text"]) for each in self.sandbox.effects("email")]

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from runtime import queue
-from runtime.database import connect, migrate
+from runtime.database import Connection
 from runtime.embedded import Postgres
 from sandbox.client import Sandbox
-from tests.conftest import _still_keeping, apart, scratch
+from tests.apart import ask_database
+from tests.conftest import _still_keeping, scratch
 from tests.kill.launchers import World, until
+from tests.kill.postgres import own_postgres
 from tests.kill.works import Works
-from tests.stack import wait_apart
 
 pytestmark = pytest.mark.check_all
 
@@ -25,19 +26,13 @@ pytestmark = pytest.mark.check_all
 def orphan(works: Works, lease: float) -> int:
     """All queued runs are claimed by a worker of another host, which dies at once. How many."""
 
-    async def work() -> int:
-        connection = await connect(works.world.dsn, name="test")
-        try:
-            count = 0
-            while await queue.claim_next(
-                connection, ["a"], worker="gone", host="elsewhere", folder="/state", lease=lease
-            ):
-                count += 1
-            return count
-        finally:
-            await connection.close()
+    async def work(connection: Connection) -> int:
+        count = 0
+        while await queue.claim_next(connection, ["a"], worker="gone", host="elsewhere", folder="/state", lease=lease):
+            count += 1
+        return count
 
-    return wait_apart(work())
+    return ask_database(works.world.dsn, work)
 
 
 def held_by_the_dead(works: Works) -> int:
@@ -67,13 +62,8 @@ def test_orphans_are_begun_once_by_two_workers_that_start_at_once_in_twenty_roun
 
 @pytest.fixture
 def postgres() -> Iterator[Postgres]:
-    with scratch("twiceshy-outage-") as folder:
-        made = Postgres(folder, {"fsync": "off", "full_page_writes": "off"})
-        try:
-            apart(migrate(made.start()))
-            yield made
-        finally:
-            made.stop()
+    with own_postgres() as made:
+        yield made
 
 
 @pytest.fixture

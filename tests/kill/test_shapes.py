@@ -16,10 +16,10 @@ import pytest
 import twiceshy
 from runtime import approvals, events
 from runtime.api import keys
-from runtime.database import connect
+from tests.apart import ask_database
 from tests.kill.launchers import Bench, until
 from tests.kill.works import Works
-from tests.stack import PROJECT, ROUTES, wait_apart
+from tests.stack import PROJECT, ROUTES
 
 pytestmark = pytest.mark.check_all
 WORLD = {"hold": "0.2", "park_quiet": "0.4", "continue_after": "12"}
@@ -53,39 +53,18 @@ def parked(bench: Bench, run: str, kind: str) -> None:
 
 
 def decide(bench: Bench, run: str, name: str, decision: Any, **more: Any) -> None:
-    async def work() -> None:
-        connection = await connect(bench.world.dsn, name="test")
-        try:
-            await approvals.decide(connection, run, name, decision, **more)
-        finally:
-            await connection.close()
-
-    wait_apart(work())
+    ask_database(bench.world.dsn, approvals.decide, run, name, decision, **more)
 
 
 def send(bench: Bench, run: str, name: str, *payloads: Any) -> None:
-    async def work() -> None:
-        connection = await connect(bench.world.dsn, name="test")
-        try:
-            for payload in payloads:
-                await events.send(connection, run, name, json.dumps(payload).encode(), limit=10_000)
-        finally:
-            await connection.close()
-
-    wait_apart(work())
+    for payload in payloads:
+        ask_database(bench.world.dsn, events.send, run, name, json.dumps(payload).encode(), limit=10_000)
 
 
 def approvals_of(bench: Bench, runs: list[str]) -> set[str]:
     """Which of *runs* wait for an approval."""
-
-    async def work() -> set[str]:
-        connection = await connect(bench.world.dsn, name="test")
-        try:
-            return {each.run for each in await approvals.open_ones(connection, name="refund", limit=100)}
-        finally:
-            await connection.close()
-
-    return wait_apart(work()) & set(runs)
+    open_ones = ask_database(bench.world.dsn, approvals.open_ones, name="refund", limit=100)
+    return {each.run for each in open_ones} & set(runs)
 
 
 def declare(works: Works, **more: Any) -> None:

@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from runtime import runs
-from runtime.database import connect
+from runtime.database import Connection
 from runtime.errors import Held
 from sandbox.client import Sandbox
+from tests.apart import ask_database
 from tests.conftest import fresh_database
 from tests.kill.launchers import Bench, World, until
 from tests.kill.test_matrix import KINDS, stands_still
-from tests.stack import Attempt, SidecarProcess, Stack, stack, wait_apart
+from tests.stack import Attempt, SidecarProcess, Stack, stack
 
 LEASE = 1.0
 
@@ -41,21 +42,17 @@ def other(two: Stack, tmp_path: Path) -> Iterator[SidecarProcess]:
 def take_over(dsn: str, run: str) -> str:
     """Claim *run* from another machine, as soon as its owner is silent for long enough. The token."""
 
-    async def work() -> str:
-        connection = await connect(dsn, name="test")
-        try:
-            while True:
-                try:
-                    claim = await runs.claim_silent(
-                        connection, run, kind="launcher", host="elsewhere", folder="/elsewhere", lease=LEASE
-                    )
-                    return claim.token
-                except Held as error:
-                    await asyncio.sleep(error.wait)
-        finally:
-            await connection.close()
+    async def work(connection: Connection) -> str:
+        while True:
+            try:
+                claim = await runs.claim_silent(
+                    connection, run, kind="launcher", host="elsewhere", folder="/elsewhere", lease=LEASE
+                )
+                return claim.token
+            except Held as error:
+                await asyncio.sleep(error.wait)
 
-    return wait_apart(work())
+    return ask_database(dsn, work)
 
 
 def armed(made: Stack, point: str) -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from runtime import queue
-from runtime.database import connect
+from runtime.database import Connection
 from runtime.launch.guardian import processes
+from tests.apart import ask_database
 from tests.kill.launchers import Bench, World, until
-from tests.stack import PROJECT, ROUTES, wait_apart
+from tests.stack import PROJECT, ROUTES
 
 #: Over the beginning of all agents (tests.kill.launchers).
 INPUT = """
@@ -107,17 +108,13 @@ class Works(Bench):
     def queue(self, *names: str, agent: str = "a", priority: int = 0, given: bytes | None = None) -> list[str]:
         """Runs of *agent*, named after the test."""
 
-        async def work() -> list[str]:
-            connection = await connect(self.world.dsn, name="test")
-            try:
-                return [
-                    await queue.start(connection, agent, given, run_id=f"{self.run_id}-{name}", priority=priority)
-                    for name in names
-                ]
-            finally:
-                await connection.close()
+        async def work(connection: Connection) -> list[str]:
+            return [
+                await queue.start(connection, agent, given, run_id=f"{self.run_id}-{name}", priority=priority)
+                for name in names
+            ]
 
-        return wait_apart(work())
+        return ask_database(self.world.dsn, work)
 
     def comes(self, status: str, *runs: str, seconds: float = 60.0) -> None:
         def all_are() -> bool:

@@ -13,8 +13,8 @@ import pytest
 
 import twiceshy
 from runtime import events
-from runtime.database import connect
-from tests.stack import Attempt, Stack, wait_apart
+from tests.apart import ask_database
+from tests.stack import Attempt, Stack
 from twiceshy import aio
 
 Begin = Callable[..., Attempt]
@@ -296,11 +296,4 @@ def sockets() -> int:
 
 
 def send(stack: Stack, run: str, name: str, payload: bytes) -> None:
-    async def work() -> None:
-        connection = await connect(stack.dsn, name="test")
-        try:
-            await events.send(connection, run, name, payload, limit=1000)
-        finally:
-            await connection.close()
-
-    wait_apart(work())
+    ask_database(stack.dsn, events.send, run, name, payload, limit=1000)

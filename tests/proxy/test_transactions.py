@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from runtime.database import connect
+from tests.apart import apart
 from tests.proxy.test_local_steps import STEPS, finish
-from tests.stack import PROJECT, Attempt, Reply, Stack, stack, wait_apart
+from tests.stack import PROJECT, Attempt, Reply, Stack, stack
 
 #: Where the agent below kills itself.
 POINTS = ("recorded", "committing", "committed", "permit", "begun", "inserted", "told")
@@ -77,7 +78,7 @@ def in_transaction(made: Stack, permit: Reply, *statements: str, output: str = '
         finally:
             await connection.close()
 
-    wait_apart(work())
+    apart(work())
 
 
 def test_what_was_recorded_by_sql_is_the_output(shared: Stack) -> None:
@@ -140,7 +141,7 @@ def test_a_commit_that_is_on_its_way_is_waited_for(shared: Stack, said: bytes) -
         finally:
             await connection.close()
 
-    assert wait_apart(work()).json() == {"output": 1}
+    assert apart(work()).json() == {"output": 1}
 
 
 def test_an_error_is_handed_in_and_an_output_is_not(shared: Stack) -> None:
@@ -188,7 +189,7 @@ def test_a_step_that_is_recorded_lets_the_run_park(dsn: str, tmp_path: Path) -> 
 
 def killed_at_every_point(made: Stack, rounds: int) -> None:
     """Agents of their own process that are killed; the one that comes after each does the rest."""
-    wait_apart(_execute(made.dsn, "CREATE TABLE IF NOT EXISTS refund (run text)"))
+    apart(_execute(made.dsn, "CREATE TABLE IF NOT EXISTS refund (run text)"))
     for n in range(rounds):
         run = f"kill-{n}"
         point = POINTS[n % len(POINTS)]

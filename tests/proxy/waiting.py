@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from runtime import events
-from runtime.database import connect
-from tests.stack import Attempt, Reply, Stack, wait_apart
+from tests.apart import ask_database
+from tests.stack import Attempt, Reply, Stack
 
 AGENT_API = "http://twiceshy.internal"
 SENDERS = 10
@@ -22,14 +22,7 @@ def ask(attempt: Attempt, path: str, body: dict[str, Any] | None = None, step: s
 
 
 def send(stack: Stack, run: str, name: str, payload: bytes = b"{}", id: str | None = None) -> events.Sent:  # noqa: A002
-    async def work() -> events.Sent:
-        connection = await connect(stack.dsn, name="test")
-        try:
-            return await events.send(connection, run, name, payload, id, limit=1 << 20)
-        finally:
-            await connection.close()
-
-    return wait_apart(work())
+    return ask_database(stack.dsn, events.send, run, name, payload, id, limit=1 << 20)
 
 
 def open_steps(stack: Stack, run: str) -> int:
@@ -45,14 +38,7 @@ def until_open(stack: Stack, run: str, count: int = 1) -> None:
 
 
 def call(stack: Stack, verb: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    async def work() -> Any:
-        connection = await connect(stack.dsn, name="test")
-        try:
-            return await verb(connection, *arguments, **named)
-        finally:
-            await connection.close()
-
-    return wait_apart(work())
+    return ask_database(stack.dsn, verb, *arguments, **named)
 
 
 def until_due(stack: Stack, run: str, key: str) -> None:
