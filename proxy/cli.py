@@ -27,7 +27,9 @@ Verb = Callable[[argparse.Namespace], "Awaitable[int] | int"]
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
     """A flag for each setting that is one value, with the setting's own help."""
-    group = parser.add_argument_group("settings", "over TWICESHY_* and twiceshy.toml")
+    group = parser.add_argument_group(
+        "settings", "Those of twiceshy.toml and TWICESHY_NAME, for this once (docs/settings.md). In seconds and bytes."
+    )
     for name, field in Settings.model_fields.items():
         if name not in TABLES:
             text = f"{field.description} (default: {field.default})".replace("%", "%%")
@@ -62,25 +64,26 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True)
 
-    def verb(name: str, act: Verb, text: str, *, settings: bool = False) -> argparse.ArgumentParser:
+    def verb(name: str, act: Verb, text: str, *, settings: bool = False, usage: str = "") -> argparse.ArgumentParser:
         added = verbs.add_parser(name, help=text, description=text, allow_abbrev=False)
         added.set_defaults(act=act)
         if settings:
+            # argparse would put all settings before what matters.
+            added.usage = f"twiceshy {name} [options]{usage}"
             _add_settings(added)
         return added
 
-    run = verb("run", cli_run.run, "run an agent until it is done, whatever dies in between", settings=True)
-    run.usage = "twiceshy run [--run ID] [options] -- COMMAND…"
+    run = verb("run", cli_run.run, "run an agent until it is done, whatever dies in between", settings=True,
+               usage=" -- COMMAND…")  # fmt: skip
     run.add_argument("--run", metavar="ID", help="the run to start or to go on with (default: a new one)")
-    run.add_argument("--agent", metavar="NAME", help="the agent's name, for people (default: the command's)")
+    run.add_argument("--agent", metavar="NAME", help="the agent's name (default: the program's, as in agent.py)")
     run.add_argument("--input", metavar="JSON", help="input of a new run, JSON; @FILE reads it from a file")
     run.add_argument("--no-wait", action="store_true", help="end (with 75) when the run parks")
     run.add_argument("-q", "--quiet", action="store_true", help="say nothing unless something happened")
     run.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
     text = "run a command once and say what of it goes past the sidecar, with the remedy; it does what it does"
-    doctor = verb("doctor", cli_doctor.doctor, text, settings=True)
-    doctor.usage = "twiceshy doctor [options] -- COMMAND…"
+    doctor = verb("doctor", cli_doctor.doctor, text, settings=True, usage=" -- COMMAND…")
     doctor.add_argument("--allow", action="append", default=[], metavar="ADDRESS",
                         help="HOST, HOST:PORT, :PORT or NETWORK that may be reached past the sidecar")  # fmt: skip
     doctor.add_argument("--seconds", type=float, metavar="N", help="end the command after so long (default: never)")
@@ -108,7 +111,6 @@ def parser() -> argparse.ArgumentParser:
         each.add_argument("run", metavar="RUN")
         each.add_argument("--json", action="store_true", help="as JSON, for programs")
 
-    text = "be the sidecar, the API (and the embedded database) in the foreground"
     fork = verb("fork", cli_fork.fork, "make a run that has what another one had before a step, and does the rest anew")
     fork.add_argument("run", metavar="RUN")
     fork.add_argument("--before", type=int, required=True, metavar="N", help="the first step that is done anew: its "
@@ -117,6 +119,7 @@ def parser() -> argparse.ArgumentParser:
     fork.add_argument("--preview", action="store_true", help="only say which steps are replayed, and which are not")
     fork.add_argument("--json", action="store_true", help="as JSON, for programs")
 
+    text = "be the sidecar, the API (and the embedded database) in the foreground"
     up = verb("up", cli_run.up, text, settings=True)
     up.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     up.add_argument("--port", type=int, default=7777, help="the proxy's port (default: %(default)s)")
@@ -146,7 +149,8 @@ def parser() -> argparse.ArgumentParser:
                settings=True)  # fmt: skip
     env.add_argument("--run", metavar="ID", help="the run (default: a new one)")
 
-    claim = verb("claim", cli_shell.claim, "claim a run and print the token to act for it", settings=True)
+    claim = verb("claim", cli_shell.claim, "claim a run and print the token to act for it", settings=True,
+                 usage=" RUN")  # fmt: skip
     claim.add_argument("run", metavar="RUN")
     claim.add_argument("--json", action="store_true", help="token and environment of the agent, for programs")
 

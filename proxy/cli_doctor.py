@@ -10,7 +10,6 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 from proxy import cli
 from proxy.kit import lay_out
@@ -29,6 +28,7 @@ async def doctor(arguments: argparse.Namespace) -> int:
     from runtime.launch.agent import ignored_signals
     from runtime.launch.attempt import check
     from runtime.launch.examination import Wish, examine
+    from runtime.launch.interpreters import program
     from runtime.launch.signals import Signals
     from runtime.launch.terminal import Terminal
     from runtime.launch.voice import Voice
@@ -39,7 +39,7 @@ async def doctor(arguments: argparse.Namespace) -> int:
     settings = load(cli.flags(arguments))
     permitted = [each for text in arguments.allow for each in _permitted(text)]
     wish = Wish(permitted, arguments.seconds, False if arguments.no_strace else None)
-    agent = Path(arguments.command[0]).name.encode("utf-8", "replace").decode()
+    agent = program(arguments.command).encode("utf-8", "replace").decode()
     signals = Signals(Terminal(), ignored_signals())
     with _standard_output(apart=arguments.json) as out:
         try:

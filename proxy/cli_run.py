@@ -28,6 +28,7 @@ async def run(arguments: argparse.Namespace) -> int:
     from runtime.launch import launcher
     from runtime.launch.agent import ignored_signals
     from runtime.launch.attempt import check
+    from runtime.launch.interpreters import program
     from runtime.launch.signals import Signals
     from runtime.launch.terminal import Terminal
     from runtime.launch.voice import Voice
@@ -40,7 +41,7 @@ async def run(arguments: argparse.Namespace) -> int:
         payload.read(given, len(given), "--input")
     order = launcher.Order(
         command=arguments.command, run=arguments.run, input=given, no_wait=arguments.no_wait,
-        agent=arguments.agent or Path(arguments.command[0]).name.encode("utf-8", "replace").decode(),
+        agent=arguments.agent or program(arguments.command).encode("utf-8", "replace").decode(),
     )  # fmt: skip
     ignored = ignored_signals()
     signals = Signals(Terminal(), ignored)

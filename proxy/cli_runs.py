@@ -104,9 +104,13 @@ async def runs(arguments: argparse.Namespace) -> int:
         note = row.stop_message or row.error or ""
         lines.append((row.id, row.status, str(row.attempt), _age(row.created_at), row.agent, note))
     run, status_, attempts, age, agent = (max(len(line[n]) for line in lines) for n in range(5))
+    # A reason of some hundred characters would fold the table.
+    wide = shutil.get_terminal_size((110, 40)).columns if sys.stdout.isatty() else None
+    room = None if wide is None else max(20, wide - run - status_ - attempts - age - agent - 10)
     for line in lines:
+        note = line[5] if room is None or len(line[5]) <= room else f"{line[5][: room - 1]}…"
         print(f"{line[0]:<{run}}  {line[1]:<{status_}}  {line[2]:>{attempts}}  {line[3]:>{age}}  {line[4]:<{agent}}  "
-              f"{line[5]}".rstrip())  # fmt: skip
+              f"{note}".rstrip())  # fmt: skip
     return 0
 
 

@@ -13,6 +13,7 @@ from runtime.launch.causes import python_flags
 
 _PYTHON = re.compile(r"(?:python|pypy)[\d.]*\Z")
 _NODE = ("node", "nodejs")
+_SHELLS = ("sh", "bash", "dash", "zsh")
 #: Node's options that change how its clients reach others. Its others may load code of the program.
 _NODE_KEPT = ("--use-", "--no-use-", "--tls-", "--http-proxy")
 #: A script may be run by a script.
@@ -52,6 +53,21 @@ def interpreter(
         return None
     found = interpreter([*words, path, *rest[1:]], find, first_line, depth - 1)
     return None if found is None else Interpreter(found.kind, (*before, *found.words))
+
+
+def program(command: Sequence[str]) -> str:
+    """The name of the program that *command* runs, for people: ``agent.py`` where that is ``python agent.py``.
+
+    Options in between may be of any kind: there, and where nothing else is certain, it is the command's own.
+    """
+    words = _environment(list(command))[1] or list(command)
+    name = words[0].rpartition("/")[2]
+    told = ""
+    if _PYTHON.match(name) and words[1:2] == ["-m"]:
+        told = words[2] if len(words) > 2 else ""
+    elif (_PYTHON.match(name) or name in _NODE or name in _SHELLS) and len(words) > 1:
+        told = words[1].rpartition("/")[2]
+    return name if not told or told.startswith("-") else told
 
 
 def _environment(words: list[str]) -> tuple[list[str], list[str]]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from runtime.launch.interpreters import Interpreter, interpreter
+from runtime.launch.interpreters import Interpreter, interpreter, program
 
 FILES = {
     "/bin/agent": "#!/venv/bin/python -Es",
@@ -51,3 +51,25 @@ def test_it_is_found(command: str, kind: str, words: str) -> None:
 )
 def test_it_is_none_that_is_known(command: str) -> None:
     assert found(command) is None
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("python agent.py", "agent.py"),
+        ("/venv/bin/python3.12 -m shop.agent --flag", "shop.agent"),
+        ("node bin/agent.js", "agent.js"),
+        ("bash ./agent.sh", "agent.sh"),
+        ("env A=b python agent.py", "agent.py"),
+        ("bin/agent --flag", "agent"),
+        ("python -I agent.py", "python"),
+        ("python -", "python"),
+        ("python -m", "python"),
+        ("sh -c true", "sh"),
+        ("python agents/", "python"),
+        ("env -C / agent", "env"),
+        ("env", "env"),
+    ],
+)
+def test_an_agent_is_called_as_its_program_not_as_what_runs_it(command: str, name: str) -> None:
+    assert program(command.split()) == name
