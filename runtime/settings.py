@@ -203,7 +203,7 @@ def _words(error: Any) -> str:
         case "dict_type" | "model_type":
             words = "a table"
         case "string_pattern_mismatch":
-            words = f"a name of the form {limits['pattern']}"
+            words = "module:function" if error["loc"][-1] == "python" else f"a name of the form {limits['pattern']}"
         case _:
             words = str(error["msg"])
     return f"{words}, not {shortened(repr(error.get('input')))}"

@@ -131,6 +131,8 @@ def _error(kind: Kind, end: bytes | None) -> str | None:
         said = json.loads(end or b"null")
         if kind is Kind.LOCAL:
             error = said["error"]
+            if isinstance(error, dict) and "type" in error and "message" in error:  # as the library hands it in
+                return f"{error['type']}: {error['message']}"
             return error if isinstance(error, str) else json.dumps(error)
         status = said["status"]
         return None if status == RunStatus.DONE else f"{status}: {said['error']}" if said.get("error") else f"{status}"

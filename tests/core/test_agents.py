@@ -60,7 +60,7 @@ def test_files_are_seen_from_the_file_that_names_them(tmp_path: Path) -> None:
         ('[agents.refund]\ncommand = "python x.py"', "agents.refund.command.*list"),
         ("[agents.refund]\ncommand = []", "agents.refund.*an agent has a command"),
         ("[agents.refund]\ncommand = ['x']\npython = 'agent:work'", "agents.refund.*a command, or python ="),
-        ("[agents.refund]\npython = 'agent'", "agents.refund.python"),
+        ("[agents.refund]\npython = 'agent'", "agents.refund.python.*module:function, not 'agent'"),
         ("[agents.refund]\npython = 'agent:work'\npreload = ['agent.tools']", "agents.refund.*is the agent's own"),
         ("[agents.refund]\npython = 'agent:work'\npreload = ['a b']", "agents.refund.preload"),
         ("[agents.refund]\ncommand = ['x']\npreload = ['os']", "agents.refund.*interpreter and preload go with python"),

@@ -210,6 +210,7 @@ async def test_a_step_is_shown_with_the_error_that_it_failed_by(scene: Scene) ->
         ("http", Kind.HTTP, b'{"error": "not ours to read"}'),
         ("done", Kind.LOCAL, b'{"output": {"error": 1}}'),
         ("failed", Kind.LOCAL, b'{"error": "no paper"}'),
+        ("raised", Kind.LOCAL, b'{"error": {"type": "ValueError", "message": "no pen"}}'),
         ("odd", Kind.LOCAL, b'{"error": {"code": 7}}'),
         ("child", Kind.CHILD, b'{"run": "r", "status": "failed", "result": null, "error": "no ink"}'),
         ("fine", Kind.CHILD, b'{"run": "r", "status": "done", "result": null, "error": null}'),
@@ -217,7 +218,8 @@ async def test_a_step_is_shown_with_the_error_that_it_failed_by(scene: Scene) ->
         exchange = await scene.begin(key, own=None if kind is Kind.HTTP else Own(kind, key))
         await scene.record(exchange, answer(said), key)
     assert {step.key: step.error for step in await scene.call(runs.steps)} == {
-        "http": None, "done": None, "failed": "no paper", "odd": '{"code": 7}', "child": "failed: no ink", "fine": None,
+        "http": None, "done": None, "failed": "no paper", "raised": "ValueError: no pen", "odd": '{"code": 7}',
+        "child": "failed: no ink", "fine": None,
     }  # fmt: skip
 
 
