@@ -90,8 +90,6 @@ class Rule:
     stores_errors: bool = False
     in_flight: frozenset[int] = frozenset()
     not_processed: frozenset[int] = frozenset()
-    #: The key is ours by default, on a host that may ignore it: the class stays at_most_once.
-    assigned_key: bool = False
     secret_query: frozenset[str] = frozenset()
     assumed: Assumed | None = None
     kind: str = ""
@@ -123,7 +121,8 @@ class Rules:
         self._idempotent = replace(undescribed, effect=Effect.IDEMPOTENT)
         self._keyed = undescribed
         if assigned_key is not None:
-            self._keyed = replace(undescribed, key=KeyPlace(assigned_key), assigned_key=True)
+            # On a host that may ignore it: the class stays at_most_once.
+            self._keyed = replace(undescribed, key=KeyPlace(assigned_key))
 
     @classmethod
     def load(

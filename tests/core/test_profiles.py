@@ -48,7 +48,6 @@ def test_a_host_that_nobody_described(method: str, effect: Effect, key: str | No
     found = rule("example.test", method=method)
     assert found.effect is effect
     assert (found.key.name if found.key else None) == key
-    assert found.assigned_key == (key is not None)
 
 
 def test_the_assigned_key_is_a_setting() -> None:
@@ -57,7 +56,6 @@ def test_the_assigned_key_is_a_setting() -> None:
     assert named.key.name == "X-Once"
     none = Rules.load([], assigned_key=None).match(to("example.test"))
     assert none.key is None
-    assert not none.assigned_key
 
 
 def test_a_get_that_says_it_is_a_delete_is_no_read() -> None:
