@@ -20,6 +20,8 @@ from twiceshy.operation import PERMIT, Do, Never, Operation, Pause
 
 #: The pause before a second try, in seconds; twice as long before each further one, at most a minute.
 PAUSE, PAUSE_MAX = 1.0, 60.0
+#: How much of an exception's words is kept, in characters.
+MESSAGE_MAX = 10_000
 #: How much later than the library the sidecar ends what takes too long, in seconds.
 GRACE = 10.0
 
@@ -140,7 +142,14 @@ def _done(
         if cause is None and recorded:
             return json.loads(body)["output"]
         # Where the fate of a commit is not known, the journal knows it: the first outcome counts.
-        reply = yield from ask("PUT", permit.path, body)
+        try:
+            reply = yield from ask("PUT", permit.path, body)
+        except Refused as error:
+            if error.code != "bad-request":
+                raise
+            # It is too large, say. It was done all the same, and must not be done again for that.
+            cause = error
+            reply = yield from ask("PUT", permit.path, _failure(error, again=False))
     said = reply.json()
     if "error" in said:
         if said["error"] == _LET_GO and (mark := _mark(_path(reply.headers.get("twiceshy-step", "")))) not in _OVER:
@@ -177,7 +186,7 @@ def let_go() -> Operation[None]:
 
 
 def _failure(error: Exception, *, again: bool) -> bytes:
-    said: dict[str, Any] = {"error": {"type": type(error).__name__, "message": str(error)}}
+    said: dict[str, Any] = {"error": {"type": type(error).__name__, "message": str(error)[:MESSAGE_MAX]}}
     return dump({**said, "again": True} if again else said, "an error")
 
 

@@ -34,6 +34,26 @@ def test_a_step_is_tried_until_it_works(begin: Begin) -> None:
     assert len(set(keys)) == 1
 
 
+def test_what_is_too_large_to_be_kept_was_done_all_the_same(begin: Begin) -> None:
+    calls = []
+
+    def output() -> str:
+        calls.append(1)
+        return "x" * (2 << 20)
+
+    def words() -> None:
+        calls.append(1)
+        raise ValueError("x" * (2 << 20))
+
+    for _ in range(2):
+        begin()
+        with pytest.raises(twiceshy.StepFailed, match="payload_max"):
+            twiceshy.step("output", output)
+        with pytest.raises(twiceshy.StepFailed, match=r"ValueError: xxx"):
+            twiceshy.step("words", words)
+    assert len(calls) == 2
+
+
 def test_the_last_failure_counts(begin: Begin) -> None:
     calls = []
 
