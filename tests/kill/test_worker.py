@@ -206,7 +206,7 @@ def test_a_stopping_worker_lets_its_agents_finish_and_takes_no_more(works: Works
     worker = works.worker("--slots", "1")
     until(lambda: works.made("email") == 1, "it has written")
     worker.send_signal(signal.SIGTERM)
-    until(lambda: "stops; 1 go on" in works.logs[worker.pid].read_text(), "it says that it stops")
+    until(lambda: "stops; one agent goes on" in works.logs[worker.pid].read_text(), "it says that it stops")
     works.touch("go")
     assert works.ends(worker) == 0
     assert (works.world.status(one), works.world.status(two)) == ("done", "queued")
@@ -220,7 +220,7 @@ def test_what_does_not_end_in_time_is_interrupted_and_goes_on_elsewhere(works: W
     until(lambda: works.made("email") == 1, "it has written")
     worker.send_signal(signal.SIGTERM)
     if twice:
-        until(lambda: "stops; 1 go on" in works.logs[worker.pid].read_text(), "it says that it stops")
+        until(lambda: "stops; one agent goes on" in works.logs[worker.pid].read_text(), "it says that it stops")
         worker.send_signal(signal.SIGTERM)
     assert works.ends(worker) == (128 + signal.SIGTERM if twice else 0)
     assert works.agents() == []
