@@ -3,17 +3,16 @@
 import random
 import secrets
 from collections.abc import AsyncIterator, Callable
-from typing import Protocol
 from uuid import UUID, uuid4
 
 from proxy import own
 from proxy.message import Headers, Request
 from proxy.own import Asked
-from proxy.refusals import Refusal
+from proxy.owner import Owner
 from proxy.upstream import Withheld
 from proxy.wakes import Wakes
 from runtime import kin
-from runtime.entries import Event, Fence, Fenced, Stopped
+from runtime.entries import Event
 from runtime.journal import Journal
 from runtime.step import Kind
 from runtime.tokens import derived_id
@@ -41,23 +40,13 @@ class Given:
         pass
 
 
-class Parent(Protocol):
-    """The run that asks, and that what it starts comes of."""
-
-    fence: Fence
-    uuid: UUID
-
-    def refuse(self, refusal: Refusal) -> None: ...
-    def outcome_refusal(self, outcome: Fenced | Stopped) -> Refusal: ...
-
-
 class Inner:
     """Answers one exchange of the step *key*, once."""
 
     #: A sleep takes as long as it takes.
     limit: float | None = None
 
-    def __init__(self, journal: Journal, wakes: Wakes, asked: Asked, key: str, exchange: UUID, owner: "Parent") -> None:
+    def __init__(self, journal: Journal, wakes: Wakes, asked: Asked, key: str, exchange: UUID, owner: Owner) -> None:
         self.kind: Kind = asked.own.kind
         #: The id of the event that the answer takes.
         self.event: str | None = None

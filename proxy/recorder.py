@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
-from typing import Protocol
 from uuid import UUID, uuid4
 
 from proxy.aftermath import Failure, Then
@@ -21,11 +20,12 @@ from proxy.inner import Inner
 from proxy.mcp import Call
 from proxy.message import Request
 from proxy.own import Asked
+from proxy.owner import Owner
 from proxy.profiles import Rule
 from proxy.pulse import Pulse
 from proxy.refusals import Refusal
 from proxy.stops import ambiguous_message
-from proxy.tape import Step, Tape
+from proxy.tape import Step
 from proxy.upstream import Denied, Upstream, Withheld
 from proxy.wakes import Wakes
 from runtime.entries import (
@@ -35,7 +35,6 @@ from runtime.entries import (
     Begun,
     Conflict,
     Entry,
-    Fence,
     Fenced,
     Intent,
     Outcome,
@@ -74,21 +73,6 @@ class Shell:
     settings: Settings
     pulse: Pulse
     wakes: Wakes
-
-
-class Owner(Protocol):
-    """The run that an exchange belongs to, as the sidecar knows it."""
-
-    run_id: str
-    uuid: UUID
-    fence: Fence
-    tape: Tape
-    refusal: Refusal | None
-    outdated: bool
-
-    def refuse(self, refusal: Refusal) -> None: ...
-    def outcome_refusal(self, outcome: Fenced | Stopped) -> Refusal: ...
-    def settled(self, exchange: "Exchange", row: AnswerRow | None, state: State | None) -> None: ...
 
 
 class Exchange:
