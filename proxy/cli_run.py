@@ -45,12 +45,13 @@ async def run(arguments: argparse.Namespace) -> int:
     )  # fmt: skip
     ignored = ignored_signals()
     signals = Signals(Terminal(), ignored)
+    voice = Voice(quiet=arguments.quiet)
     try:
-        async with await Keeping.open(settings, cli.SIDECAR, cli.API) as keeping:
+        async with await voice.while_opening(Keeping.open(settings, cli.SIDECAR, cli.API)) as keeping:
             # Not earlier: until here Ctrl-C simply ends us.
             signals.install()
             order = replace(order, kit=await asyncio.to_thread(lay_out, keeping.folder))
-            code = await launcher.run(settings, order, keeping, signals, Voice(quiet=arguments.quiet))
+            code = await launcher.run(settings, order, keeping, signals, voice)
     finally:
         signals.close()
     return signals.leave(code)

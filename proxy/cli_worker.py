@@ -36,9 +36,10 @@ async def worker(arguments: argparse.Namespace) -> int:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    async with await Keeping.open(settings, cli.SIDECAR, cli.API) as keeping:
+    voice = Voice()
+    async with await voice.while_opening(Keeping.open(settings, cli.SIDECAR, cli.API)) as keeping:
         kit = await asyncio.to_thread(lay_out, keeping.folder)
-        return await Worker(settings, agents, keeping, kit, Voice(), ignored).run()
+        return await Worker(settings, agents, keeping, kit, voice, ignored).run()
 
 
 def _startable(name: str, table: AgentTable) -> None:

@@ -1,7 +1,13 @@
 """What a launcher says, on standard error: the agent's own output is never touched. Shell."""
 
+import asyncio
 import sys
-from typing import TextIO
+from collections.abc import Awaitable
+from typing import TextIO, TypeVar
+
+T = TypeVar("T")
+#: Who looks at a terminal that says nothing for longer thinks that it hangs.
+SILENT = 2.0
 
 
 class Voice:
@@ -21,6 +27,15 @@ class Voice:
         """All is well: said at a terminal only."""
         if self.chatty:
             self._write(text)
+
+    async def while_opening(self, opening: Awaitable[T], silent: float = SILENT) -> T:
+        """What *opening* brings: sidecar and database. One that takes a while is told of."""
+        words = "sidecar and database are being started, which takes longest the first time"
+        telling = asyncio.get_running_loop().call_later(silent, self.tell, words)
+        try:
+            return await opening
+        finally:
+            telling.cancel()
 
     def _write(self, text: str) -> None:
         try:
