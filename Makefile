@@ -1,6 +1,6 @@
 # Everything runs in $(VENV), which each target sets up when it is not there or the lock has changed.
 # The agents of examples and tests have an environment of their own, $(AGENTS), as agents do.
-# What may be said: PYTHON=python3.12  VENV=.venv  WORKERS=2  ARGS="-k name" (for the tests)
+# What may be said: PYTHON=python3.12  VENV=.venv  WORKERS=3  ARGS="-k name" (for the tests)
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -10,7 +10,8 @@ MAKEFLAGS += --no-print-directory
 
 VENV ?= .venv
 AGENTS ?= .agents
-WORKERS ?= 2
+# One more than the cores of a small machine: tests wait for processes more than they compute.
+WORKERS ?= 3
 ARGS ?=
 LOCK_FLAGS ?=
 

@@ -102,6 +102,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.check_all
 async def test_users_that_are_killed_are_gone_and_the_keeper_is_no_child_of_theirs(outside: str, home: Path) -> None:
     users = [
         subprocess.Popen([sys.executable, "-c", USER, *STANDIN], cwd=ROOT, stdout=subprocess.PIPE, process_group=0)
@@ -183,6 +184,7 @@ async def test_after_a_killed_keeper_one_of_its_users_starts_the_next(home: Path
     await everything_ended(home)
 
 
+@pytest.mark.check_all
 async def test_postgres_dying_alone_leaves_the_sidecar_alone(home: Path) -> None:
     async with kept_open() as keeping:
         connection = await asyncpg.connect(keeping.dsn)
@@ -221,6 +223,7 @@ async def test_a_keeper_asked_to_end_drains_and_is_succeeded(outside: str, home:
 # ---- rules and databases
 
 
+@pytest.mark.check_all
 async def test_other_settings_get_a_sidecar_of_their_own_on_the_same_database(outside: str, home: Path) -> None:
     async with kept_open() as keeping:
         async with kept_open(poll=0.5) as other:
@@ -236,6 +239,7 @@ async def test_other_settings_get_a_sidecar_of_their_own_on_the_same_database(ou
             assert again.proxy == other.proxy
 
 
+@pytest.mark.check_all
 async def test_who_comes_while_a_sidecar_ends_waits_for_the_next_one(outside: str, home: Path) -> None:
     """And is not told that it was replaced. That one ends with its last user, too."""
     async with kept_open():
@@ -296,6 +300,7 @@ async def test_a_sidecar_that_does_not_come_up_is_said_with_its_words(outside: s
 
 
 @pytest.mark.parametrize("word", ["away", "killed"])
+@pytest.mark.check_all
 async def test_what_may_pass_while_a_sidecar_starts_is_waited_out(outside: str, home: Path, word: str) -> None:
     async with kept_open(word) as keeping:
         assert (await asked(keeping))["pid"] == keeping.sidecar_pid
@@ -328,6 +333,7 @@ async def test_a_sidecar_that_failed_does_not_take_its_successor_along(outside: 
                 assert third.sidecar_pid == second.sidecar_pid
 
 
+@pytest.mark.check_all
 async def test_one_that_cannot_come_back_is_tried_again_and_again(outside: str, home: Path) -> None:
     async with kept_open("once") as keeping:
         mark = Path((await asked(keeping))["arguments"][2]) / "was-here"
@@ -339,6 +345,7 @@ async def test_one_that_cannot_come_back_is_tried_again_and_again(outside: str, 
         assert keeping.trouble is None
 
 
+@pytest.mark.check_all
 async def test_a_user_of_a_killed_keeper_is_patient_with_its_successor(outside: str, home: Path) -> None:
     async with kept_open("once") as keeping:
         known = keeping.sidecar
@@ -350,6 +357,7 @@ async def test_a_user_of_a_killed_keeper_is_patient_with_its_successor(outside: 
         assert keeping.sidecar != known
 
 
+@pytest.mark.check_all
 async def test_a_keeper_killed_while_it_starts_is_started_again(
     outside: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,6 +370,7 @@ async def test_a_keeper_killed_while_it_starts_is_started_again(
         assert (await asked(keeping))["pid"] == keeping.sidecar_pid
 
 
+@pytest.mark.check_all
 async def test_a_client_can_go_while_all_starts(outside: str, home: Path) -> None:
     opening = asyncio.create_task(Keeping.open(Settings(), [*STANDIN, "mute"]))
     await until(lambda: any("standin" in command(pid) for pid in below(home)))
@@ -370,6 +379,7 @@ async def test_a_client_can_go_while_all_starts(outside: str, home: Path) -> Non
     await everything_ended(home)
 
 
+@pytest.mark.check_all
 async def test_a_sidecar_that_does_not_drain_is_killed(
     outside: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,7 @@ def test_a_failing_agent_goes_on_where_it_was(bench: Bench) -> None:
     assert bench.outcomes == ["failed", "done"]
 
 
+@pytest.mark.check_all
 def test_one_that_gets_nowhere_is_given_up(bench: Bench) -> None:
     bench.agent("order()\nsys.exit(5)")
     code, _, err = bench.run()
@@ -74,6 +75,7 @@ def test_what_cannot_be_started_is_a_fault_of_the_command(bench: Bench) -> None:
     assert bench.world.status(bench.run_id) == "queued"
 
 
+@pytest.mark.check_all
 def test_each_attempt_reads_its_input_from_the_top(bench: Bench) -> None:
     bench.agent("text = sys.stdin.read()\nif turn < 3: sys.exit(1)\nprint(text)")
     (bench.folder / "input").write_text("skipped\nthe input")
@@ -242,6 +244,7 @@ def test_an_agent_that_ends_well_when_interrupted_is_not_done(bench: Bench) -> N
     assert bench.made("orders") == 1
 
 
+@pytest.mark.check_all
 def test_a_pause_between_attempts_can_be_interrupted(bench: Bench) -> None:
     bench.agent("sys.exit(1)")
     process = bench.launch(flags=("--backoff", "60"))
@@ -271,6 +274,7 @@ def test_an_exchange_that_is_still_out_at_the_end_ends_first(bench: Bench) -> No
     assert bench.made("orders") == 1
 
 
+@pytest.mark.check_all
 def test_an_answer_that_nobody_heard_and_that_is_not_final_fails_the_attempt(bench: Bench) -> None:
     bench.agent(
         "if turn == 1:\n    threading.Thread(target=order, daemon=True).start()\n    until('sent')\nelse:\n    order()"
@@ -308,6 +312,7 @@ def test_the_agent_is_started_again_when_its_sidecar_died(bench: Bench) -> None:
     until(lambda: bench.world.sidecar != before, "the new one is known")
 
 
+@pytest.mark.check_all
 def test_an_agent_that_has_not_spoken_yet_does_not_mind_a_new_sidecar(bench: Bench) -> None:
     bench.agent("until('go')\norder()")
     process = bench.launch()
@@ -320,6 +325,7 @@ def test_an_agent_that_has_not_spoken_yet_does_not_mind_a_new_sidecar(bench: Ben
     assert bench.outcomes == ["done"]
 
 
+@pytest.mark.check_all
 def test_two_runs_one_interrupted_and_the_keeper_killed(bench: Bench) -> None:
     bench.agent(
         "order(int(sys.argv[1]))\nopen(HERE + '/on' + sys.argv[1], 'w')\nuntil('go')\norder(10 + int(sys.argv[1]))"
@@ -340,6 +346,7 @@ def test_two_runs_one_interrupted_and_the_keeper_killed(bench: Bench) -> None:
     until(lambda: bench.world.keeper != before, "the new keeper is known")
 
 
+@pytest.mark.check_all
 def test_a_lost_connection_to_the_database_is_made_again(bench: Bench) -> None:
     bench.agent("order(1)\nopen(HERE + '/on', 'w')\nuntil('go')\norder(2)")
     process = bench.launch()

@@ -153,6 +153,7 @@ def test_a_loop_typed_at_a_prompt_is_one_group_each(shell: Shell, sandbox: Sandb
     assert sandbox.counts() == EFFECTS
 
 
+@pytest.mark.check_all
 def test_twiceshy_run_takes_over_from_an_agent_in_the_background(
     shell: Shell, sandbox: Sandbox, tmp_path: Path
 ) -> None:
@@ -175,6 +176,7 @@ def test_twiceshy_run_takes_over_from_an_agent_in_the_background(
     shell.expect("code 1")
 
 
+@pytest.mark.check_all
 def test_a_run_that_was_claimed_or_has_ended_is_not_for_env(shell: Shell) -> None:
     shell.type('twiceshy claim r1 > ~/token; eval "$(twiceshy env --run r1)"; echo "proxy <$http_proxy>"\n')
     shell.expect("twiceshy: run r1 was claimed with a token", 60)
@@ -235,6 +237,7 @@ def test_a_claim_prints_its_token_and_holds_the_run(given: dict[str, str], sandb
     assert sandbox.counts() == EFFECTS
 
 
+@pytest.mark.check_all
 def test_a_claim_for_programs(given: dict[str, str], sandbox: Sandbox, tmp_path: Path) -> None:
     """A supervisor that is no shell needs all of it as data."""
     done = script("twiceshy claim --json r1 > ~/told", given | {"NODE_OPTIONS": "--max-old-space-size=100"})

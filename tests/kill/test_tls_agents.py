@@ -120,7 +120,10 @@ def test_curl(bench: Bench) -> None:
     survives(bench, "sh", "-c", SHELL)
 
 
-@pytest.mark.parametrize("how", ["fetch", "request", "https", "agent", "noagent"])
+@pytest.mark.parametrize(
+    "how",
+    ["fetch", "https", *(pytest.param(how, marks=pytest.mark.check_all) for how in ("request", "agent", "noagent"))],
+)
 def test_node(bench: Bench, how: str) -> None:
     (bench.folder / "agent.js").write_text(NODE)
     survives(bench, program("node"), str(bench.folder / "agent.js"), how)
@@ -144,6 +147,7 @@ REDIRECTED = """
 """
 
 
+@pytest.mark.check_all
 def test_nodes_fetch_is_its_own_but_for_the_way(bench: Bench) -> None:
     """Redirects are followed inside the journal, streams go up, sockets of this machine are left alone."""
     node = program("node")
@@ -155,6 +159,7 @@ def test_nodes_fetch_is_its_own_but_for_the_way(bench: Bench) -> None:
     assert len(rows) == 23
 
 
+@pytest.mark.check_all
 def test_node_in_plain_http(bench: Bench, tmp_path: Path) -> None:
     node = program("node")
     (bench.folder / "agent.js").write_text(
@@ -200,6 +205,7 @@ assert len(server.get_ca_certs()) == 1, "a server does not take clients that the
 """
 
 
+@pytest.mark.check_all
 def test_a_library_with_a_bundle_of_its_own(bench: Bench) -> None:
     """stripe brings one, and reads no variable."""
     bench.agent(BUNDLED)
@@ -216,6 +222,7 @@ def test_nothing_is_imported_that_the_program_does_not(bench: Bench) -> None:
     assert code == 0, err
 
 
+@pytest.mark.check_all
 def test_a_sitecustomize_that_was_there_is_run_as_well(bench: Bench) -> None:
     (bench.folder / "sitecustomize.py").write_text("import builtins\nbuiltins.was_here = __file__\n")
     bench.agent("assert was_here.startswith(HERE), was_here\norder()")
@@ -242,6 +249,7 @@ else:
 """
 
 
+@pytest.mark.check_all
 def test_an_isolated_python_is_told_of(bench: Bench) -> None:
     """``python -I`` ignores the variables by which it would learn of the CA: not reached, and the summary says so."""
     bench.agent(DISTRUSTING)
@@ -273,6 +281,7 @@ def test_the_kit_is_laid_out_once_and_is_for_others_to_read(tmp_path: Path) -> N
         assert path.stat().st_mode & 0o004, path
 
 
+@pytest.mark.check_all
 def test_two_kits_on_one_path_do_not_call_each_other(bench: Bench, tmp_path: Path) -> None:
     """As in a shell that an older version set up, or by another state folder."""
     (tmp_path / "other").mkdir()
@@ -285,6 +294,7 @@ def test_two_kits_on_one_path_do_not_call_each_other(bench: Bench, tmp_path: Pat
     assert bench.made("orders") == 1
 
 
+@pytest.mark.check_all
 def test_a_kit_is_the_same_whoever_lays_it_out(bench: Bench, tmp_path: Path) -> None:
     """Also a twiceshy that finds the library in a kit, because an agent started it."""
     made = kit.lay_out(tmp_path)
@@ -295,6 +305,7 @@ def test_a_kit_is_the_same_whoever_lays_it_out(bench: Bench, tmp_path: Path) -> 
     assert done.stdout.strip() == str(made.site)
 
 
+@pytest.mark.check_all
 def test_a_command_beside_one(bench: Bench) -> None:
     bench.agent("order()")
     (bench.folder / "start.sh").write_text(f"#!/bin/sh\nexec {sys.executable} {bench.program}\n")
