@@ -207,6 +207,8 @@ async def _read(http: web.Request, limit: int) -> bytes:
                 pieces.append(piece)
     except TimeoutError:
         raise Problem(408, f"the body did not come within {BODY_WITHIN:g} s") from None
+    except (ConnectionError, web.RequestPayloadError):
+        raise Problem(400, "the body did not come whole") from None  # its client has gone, or does not count right
     return b"".join(pieces)
 
 

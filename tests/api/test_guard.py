@@ -135,3 +135,19 @@ async def test_another_method_is_told_which_there_are(api: Api) -> None:
         assert (answer.status, answer.content_type, answer.headers["Allow"]) == (
             405, "application/problem+json", "GET, POST",
         )  # fmt: skip
+
+
+async def test_who_goes_before_his_body_is_whole_is_no_fault_of_the_server(
+    api: Api, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(api.url.rpartition(":")[2]))
+    head = f"POST /v1/runs HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {api.key}\r\n"
+    writer.write(
+        f"{head}Content-Type: application/json\r\nContent-Length: 100\r\nExpect: 100-continue\r\n\r\n".encode()
+    )
+    assert b"100 Continue" in await reader.readline()  # it is being read
+    writer.transport.abort()
+    await api.get("/v1/runs")
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]
