@@ -64,6 +64,7 @@ def application(house: House) -> web.Application:
         made.router.add_route(route.method, route.path, _answering(house, route))
     for path, name in (("/docs", "index.html"), ("/docs/page.css", "page.css"), ("/docs/page.js", "page.js")):
         made.router.add_route("GET", path, _page(name))
+    made.router.add_route("GET", "/", _to_the_page)
     made.router.add_route("GET", "/openapi.json", _document(house))
     made.on_response_prepare.append(_finish)
     return made
@@ -86,6 +87,10 @@ def _page(name: str) -> Step:
         return of_house.page(name)
 
     return show
+
+
+async def _to_the_page(_http: web.Request) -> web.StreamResponse:
+    return web.Response(status=303, headers={"Location": "/docs"})
 
 
 # ---- a request's way

@@ -35,7 +35,7 @@ async def test_without_the_key_nothing_is_told(api: Api) -> None:
             async with api.session.request(method, api.url + path, headers=authorization) as answer:
                 assert (answer.status, answer.content_type) == (401, "application/problem+json"), authorization
                 assert answer.headers["WWW-Authenticate"].startswith("Bearer")
-    for path in ("/healthz", "/openapi.json", "/docs", "/docs/page.js", "/docs/page.css"):
+    for path in ("/", "/healthz", "/openapi.json", "/docs", "/docs/page.js", "/docs/page.css"):
         async with api.session.get(api.url + path) as answer:
             assert answer.status == 200, path
 
