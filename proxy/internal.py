@@ -61,7 +61,7 @@ async def answer(
         case "POST", "/continue":
             found = await continue_as_new(run, request.body, journal, settings)
         case "PUT", "/result":
-            found = await _result(run, request.body, attempts, journal)
+            found = await _result(run, request.body, attempts, journal, settings.result_max)
         case method, path:
             found = Refusal("not-found", f"There is no {method} {path} at twiceshy.internal.", run.run_id)
     if isinstance(found, Refusal):
@@ -97,7 +97,14 @@ def _met(run: Run, request: Request) -> bytes:
     return json.dumps({"run": run.run_id, "attempt": run.tape.attempt, "sidecar": run.fence.sidecar}).encode("ascii")
 
 
-async def _result(run: Run, body: bytes, attempts: Attempts, journal: Journal) -> bytes | Refusal:
+async def _result(run: Run, body: bytes, attempts: Attempts, journal: Journal, limit: int) -> bytes | Refusal:
+    if len(body) > limit:
+        return Refusal(
+            "body-too-large",
+            f"The result of run {run.run_id} has {len(body)} bytes, more than result_max ({limit}). Nothing was taken: "
+            "keep it elsewhere, and say where as the result.",
+            run.run_id,
+        )
     read = functools.partial(payload.read, body, len(body), "the result")
     try:
         read() if len(body) <= _OFF_LOOP else await asyncio.to_thread(read)

@@ -71,6 +71,7 @@ class Settings(BaseModel):
     payload_max: int = Field(
         1 << 20, gt=0, description="largest payload of an event, input or output of a step at twiceshy.internal"
     )
+    result_max: int = Field(4 << 20, gt=0, description="largest result of a run")
     continue_after: int = Field(
         1000, gt=0, description="steps of an attempt from which on it is told to continue as a new run"
     )

@@ -148,6 +148,14 @@ def test_a_result_ends_what_no_launcher_watches(shared: Stack, run: str) -> None
     assert len(shared.effects()) == 1
 
 
+def test_a_result_that_is_too_large_is_refused(shared: Stack, run: str) -> None:
+    attempt = shared.claim(run)
+    reply = attempt.ask("PUT", "http://twiceshy.internal/result", b'"' + b"x" * (4 << 20) + b'"')
+    assert (reply.status, reply.error) == (413, "body-too-large")
+    assert "result_max (4194304)" in reply.json()["message"]
+    assert attempt.ask("PUT", "http://twiceshy.internal/result", b'"elsewhere"').status == 204
+
+
 @pytest.mark.parametrize(
     "body", ["NaN", "[" * 3000 + "]" * 3000, "[" * 100000, "", "\ud800".encode("utf-8", "surrogatepass")]
 )
